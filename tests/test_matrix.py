@@ -65,6 +65,13 @@ def folder(tmp_path: Path) -> MatrixFolder:
         yield made
 
 
+def driven(folder: MatrixFolder, order: Order, launch: list[str]) -> Outcome:
+    """What one cell came to."""
+    outcomes: list[Outcome] = []
+    drive(folder, [order], launch, silent, outcomes.append)
+    return outcomes[0]
+
+
 # --- which cells there are
 
 
@@ -118,7 +125,7 @@ def test_a_checkout_that_changes_stops_the_matrix_before_the_next_cell(folder: M
     order = plan(["local:http"], ["lora"], (), trees={"": tree.tree})[0]
     tree.commit("go on", {"n": "2"})
     with pytest.raises(UsageError, match=r"tree changed since the matrix began: skyrl 0\.3\.0, commit"):
-        folder.drive(order, launch("done()"))
+        driven(folder, order, launch("done()"))
 
 
 def test_a_cell_that_is_to_be_driven_again_is_not_finished_until_it_is(folder: MatrixFolder):
@@ -126,10 +133,10 @@ def test_a_cell_that_is_to_be_driven_again_is_not_finished_until_it_is(folder: M
     whole = launch(f"done({', '.join(map(repr, one.scenarios))})")
     folder.extend([one, other])
     for order in (one, other):
-        folder.drive(order, whole)
+        driven(folder, order, whole)
     again = [msgspec.structs.replace(order, arguments=["--start", "fork"]) for order in (one, other)]
     folder.extend(again)
-    folder.drive(again[0], whole)  # and then Ctrl-C
+    driven(folder, again[0], whole)  # and then Ctrl-C
     assert [outcome.order for outcome in folder.outcomes()] == [again[0]]
     assert folder.to_drive(again, again=True) == [again[1]]
 
@@ -189,17 +196,17 @@ def test_a_cell_that_fails_is_told_with_its_reason_and_the_others_are_driven(fol
 )
 def test_a_run_that_is_not_whole_is_no_finished_cell(folder, script, says):
     [one, _] = orders()
-    assert says in folder.drive(one, launch(script)).failed
+    assert says in driven(folder, one, launch(script)).failed
 
 
 def test_a_finished_cell_is_not_driven_again_and_a_failed_one_is_with_its_first_attempt_kept(folder):
     one, other = orders()
     names = ", ".join(map(repr, one.scenarios))
     folder.extend([one, other])
-    folder.drive(one, launch(f"done({names})"))
-    folder.drive(other, launch("print('the first attempt'); sys.exit(2)"))
+    driven(folder, one, launch(f"done({names})"))
+    driven(folder, other, launch("print('the first attempt'); sys.exit(2)"))
     assert folder.to_drive([one, other]) == [other]
-    folder.drive(other, launch(f"done({', '.join(map(repr, other.scenarios))})"))
+    driven(folder, other, launch(f"done({', '.join(map(repr, other.scenarios))})"))
     assert folder.to_drive([one, other]) == []
     [log] = folder.cells.glob(f"earlier/{other.cell.name}.1/*.log")
     assert log.read_text() == "the first attempt\n"
@@ -219,7 +226,7 @@ def test_a_finished_cell_is_not_driven_again_and_a_failed_one_is_with_its_first_
 def test_a_finished_cell_of_another_harness_or_selection_is_named_and_driven_again_only_if_asked(folder, change, says):
     one = orders()[0]
     folder.extend([one])
-    folder.drive(one, launch(f"done({', '.join(map(repr, one.scenarios))})"))
+    driven(folder, one, launch(f"done({', '.join(map(repr, one.scenarios))})"))
     changed = msgspec.structs.replace(one, **change)
     with pytest.raises(UsageError) as caught:
         folder.to_drive([changed])
@@ -233,9 +240,9 @@ def test_a_harness_that_changes_stops_the_matrix_before_the_next_cell(folder, mo
     whole = launch(f"done({', '.join(map(repr, one.scenarios))})")
     commits = [one.commit, "beef", "beef"]
     monkeypatch.setattr(cells, "commit", lambda: commits.pop(0))
-    assert "the harness changed while it was driven" in folder.drive(one, whole).failed
+    assert "the harness changed while it was driven" in driven(folder, one, whole).failed
     with pytest.raises(UsageError, match="the harness changed since the matrix began") as caught:
-        folder.drive(other, whole)
+        driven(folder, other, whole)
     assert "finished cells are kept" in caught.value.next_step
 
 
