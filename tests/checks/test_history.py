@@ -91,6 +91,14 @@ def test_tokens_that_are_not_the_models_own_choice_say_nothing(params):
     assert scene.judge(EXPLAINED).reason == NO_GREEDY
 
 
+def test_requests_that_all_fail_are_the_stacks_doing_and_no_gap_of_the_check():
+    scene = Scene()
+    scene.calls.append(traces.generate([[5, 6]], None, error=traces.error("EngineDead"), ended_ns=scene.pass_time(7)))
+    assert scene.judge(EXPLAINED).reason.startswith("generate() failed with EngineDead")
+    scene.generate(SHORT, tokens=[NONSENSE] * 2, params={"temperature": 1.0})
+    assert scene.judge(EXPLAINED).reason == NO_GREEDY
+
+
 def test_a_server_that_answers_nothing_after_a_sync_shows_nothing():
     scene = synced()
     assert scene.judge(EXPLAINED).reason == NO_CHANGE
