@@ -715,7 +715,8 @@ class Engine:
         """End every connection to a caller: its request is dropped, and the caller learns that the router is gone."""
         for request in [*self.running, *self.waiting, *self.held]:
             self.drop(request)
-            request.done.set_exception(EngineDead("the router died"))
+            if not request.done.done():
+                request.done.set_exception(EngineDead("the router died"))
 
     @final
     def stop(self) -> None:

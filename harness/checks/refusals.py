@@ -43,16 +43,22 @@ def _judge(evidence: Evidence) -> Finding | None:
 
 
 def _untold(evidence: Evidence, refused: list[Observation]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Refusals of which no caller learnt. A call of several rows ends with the first that is refused: what is refused in the same
-    way after such a call is another row of it, as long as it has one left or no other call is at work."""
+    """Refusals of which no caller learnt. A call of several rows, and a control call to several servers, ends with the first that
+    is refused: what is refused in the same way after such a call is another part of it, as long as it has one left or no other call
+    is at work."""
     calls = evidence.trace.own_calls
+
+    def parts(call: Call) -> int:
+        control = METHODS[call.method].plane is Plane.CONTROL
+        return len(evidence.header.servers) if control else len(call.request.get("prompt_token_ids") or ())
+
     left: dict[tuple[Any, ...], dict[int, int]] = defaultdict(dict)
-    """What was refused → calls that told of it → their rows that may still be refused."""
+    """What was refused → calls that told of it → their parts that may still be refused."""
     for one in sorted(refused, key=lambda seen: seen.at_ns):
         alike = left[tuple(sorted(one.data.items()))]
         at = [call for call in calls if call.started_ns <= one.at_ns <= call.ended_ns]
         telling = [call for call in at if _tells(call)]
-        alike |= {call.id: len(call.request.get("prompt_token_ids") or ()) for call in telling if call.id not in alike}
+        alike |= {call.id: parts(call) for call in telling if call.id not in alike}
         whose = next((number for number in alike if alike[number]), None)
         if whose is not None:
             alike[whose] -= 1

@@ -127,6 +127,7 @@ async def test_a_version_that_is_being_written(stack: Stack, prompts: Prompts) -
     batch = prompts.unique(6)
     await stack.load_lora_adapter("policy", 1)
     await stack.generate(batch, lora_adapter="policy", **ANSWER)
+    stack.spoil("an adapter that is half written")
     await stack.write_lora_adapter("policy", 2, half=True)
     await stack.attempt(stack.generate(prompts.unique(6), lora_adapter="policy", **ANSWER))
     await stack.attempt(stack.load_lora_adapter("policy", 2))

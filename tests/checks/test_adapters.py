@@ -179,6 +179,16 @@ def test_a_version_that_is_only_written(version, status):
         assert found.numbers["after_a_write"] == 2, "the answers before its load, and none after"
 
 
+def test_a_write_that_ends_every_later_answer_is_the_stacks_doing():
+    scene = Scene()
+    scene.generate(SHORT)
+    scene.load("policy", 1)
+    assert scene.judge(ADAPTER_UNDISTURBED).status == "untestable"
+    scene.call("write_lora_adapter", {"name": "policy", "version": 2})
+    scene.generate(SHORT, adapter="policy", error=traces.error("EngineDead"))
+    assert scene.judge(ADAPTER_UNDISTURBED).reason.startswith("generate() failed with EngineDead")
+
+
 @pytest.mark.parametrize(("level", "status"), [(1, "pass"), (2, "fail")])
 def test_the_base_model_of_engines_that_sleep(level, status):
     scene = Scene()

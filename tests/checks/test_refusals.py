@@ -74,10 +74,17 @@ def test_the_clean_room_and_a_scenario_without_refusals_give_nothing_to_judge():
     assert scene.judge(REFUSALS) is None
 
 
-@pytest.mark.parametrize(("rows", "status"), [(2, "pass"), (1, "fail")])
-def test_another_row_that_is_refused_while_the_next_call_is_at_work(rows, status):
-    batch = {"prompt_token_ids": [[10, 11]] * rows, "sampling_params": {}}
-    scene = refused("generate", batch, error=traces.error("BadRequest", "no such model"))
+@pytest.mark.parametrize(
+    ("method", "request_", "status"),
+    [
+        ("generate", {"prompt_token_ids": [[10, 11]] * 2, "sampling_params": {}}, "pass"),
+        ("generate", {"prompt_token_ids": [[10, 11]], "sampling_params": {}}, "fail"),
+        ("load_lora_adapter", {"name": "policy", "version": 1}, "pass"),
+    ],
+    ids=["another row", "no row is left", "another server"],
+)
+def test_another_part_of_a_call_that_is_refused_while_the_next_call_is_at_work(method, request_, status):
+    scene = refused(method, request_, error=traces.error("BadRequest", "no such model"))
     started = scene.pass_time()
     scene.seen.append(traces.observation("refusal", at_ns=scene.pass_time(), method="POST", path="/done", status=404))
     scene.calls.append(traces.call("resume", {}, {}, started_ns=started, ended_ns=scene.pass_time()))
