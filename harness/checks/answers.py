@@ -6,7 +6,7 @@ recording without such calls is untestable. Only complete answers reach the chec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -184,6 +184,23 @@ def unexpected(call: Call) -> Finding:
     told = {"error": error.kind, "message": error.message, "status": error.status}
     shown = {**call.named, **told, "request": short(call.request)}
     return failed(1, reason, [shown]) if blame == Blame.STACK else untestable(reason, blame, [shown])
+
+
+def nothing_to_judge(evidence: Evidence, why: str, methods: Collection[str]) -> Finding:
+    """The finding of a check that had nothing to judge: the first of these calls at which the stack failed, or else why not.
+
+    A sync that is meant to fail is none of them.
+    """
+    broken = (
+        call
+        for call in evidence.trace.own_calls
+        if call.method in methods
+        and call.error is not None
+        and call.error.blame == Blame.STACK
+        and call.request.get("fail_after_chunks") is None
+        and not call.request.get("unfit")
+    )
+    return next(map(unexpected, broken), untestable(why))
 
 
 def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:

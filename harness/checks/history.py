@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from harness.checks import ties
-from harness.checks.answers import unexpected
+from harness.checks.answers import nothing_to_judge
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, kept, untestable
 from harness.checks.matching import WITH_ROWS, Row, queries
 from harness.checks.pausing import pauses, row_of
@@ -457,7 +457,7 @@ def explained(*conditions: Condition) -> Check:
             return untestable(NOT_ASKED)
         facts = sum(piece.span.stop - piece.span.start for piece in found.pieces)
         if not facts:
-            return _unread(evidence)
+            return nothing_to_judge(evidence, NO_GREEDY, (*WITH_ROWS, "sync_weights"))
         missing = [why for why, _ in tested if why is not None]
         if missing and not found.wrong:
             return untestable(missing[0])
@@ -490,13 +490,6 @@ def explained(*conditions: Condition) -> Check:
         judge=judge,
         queries=asks,
     )
-
-
-def _unread(evidence: Evidence) -> Finding:
-    """Why there is no greedy token to explain: the stack failed at each request, or nobody asked for one."""
-    asked = [call for method in WITH_ROWS for call in evidence.calls(method)]
-    broken = [call for call in asked if call.error is not None]
-    return unexpected(broken[0]) if broken and len(broken) == len(asked) else untestable(NO_GREEDY)
 
 
 def _questions(evidence: Evidence, told_apart: bool) -> Iterator[Query]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from harness.checks import ties
+from harness.checks.answers import nothing_to_judge
 from harness.checks.base import Check, Evidence, Finding, concluded, kept, untestable
 from harness.checks.matching import Row, assignment, queries, rows
 from harness.checks.tokens import RESHAPING
@@ -243,7 +244,8 @@ def _judge_same_output(evidence: Evidence) -> Finding:
         both = parting(before=before.row.tokens or (), after=after.row.tokens or ())
         wrong.append(("a policy version answers otherwise the second time", {**_shown(after), **both}))
     if not facts:
-        return untestable("no prompt was answered twice by the same version")
+        why = "no prompt was answered twice by the same version"
+        return nothing_to_judge(evidence, why, ("generate", "sync_weights"))
     if not between and not wrong:
         return untestable(NOTHING_BETWEEN)
     margin = ties.margin(evidence, parted) if parted else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from harness.checks.answers import unexpected
+from harness.checks.answers import nothing_to_judge, unexpected
 from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -265,7 +265,7 @@ def _judge_same_again(evidence: Evidence) -> Finding:
                 shown |= {"version": version, "parameters": names[:3]}
                 wrong.append(("syncing a version again does not give the same parameters", shown))
     if not facts:
-        return untestable("no version's digests were read twice")
+        return nothing_to_judge(evidence, "no version's digests were read twice", ("digests", "sync_weights"))
     if not wrong and not again:
         return untestable(NOTHING_BETWEEN)
     return concluded(facts, wrong, readings_after_a_change=again)

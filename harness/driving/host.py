@@ -180,8 +180,10 @@ class Host:
         self._watch = asyncio.create_task(self._look_after(self._died))
 
     def _give_up(self, server: str) -> None:
-        """Stop watching a server's processes: the harness is about to kill them."""
-        self._processes = {role: pid for role, pid in self._processes.items() if not role.startswith(f"{server}/")}
+        """Stop watching the processes of a server, or the router: the harness is about to kill them."""
+        self._processes = {
+            role: pid for role, pid in self._processes.items() if role != server and not role.startswith(f"{server}/")
+        }
 
     async def _look_after(self, died: asyncio.Future[str]) -> None:
         while (dead := self._dead()) is None:

@@ -95,8 +95,14 @@ def test_requests_that_all_fail_are_the_stacks_doing_and_no_gap_of_the_check():
     scene = Scene()
     scene.calls.append(traces.generate([[5, 6]], None, error=traces.error("EngineDead"), ended_ns=scene.pass_time(7)))
     assert scene.judge(EXPLAINED).reason.startswith("generate() failed with EngineDead")
-    scene.generate(SHORT, tokens=[NONSENSE] * 2, params={"temperature": 1.0})
+
+
+def test_a_sync_that_was_to_fail_is_no_reason_for_nothing_to_judge():
+    scene = Scene()
+    scene.call("sync_weights", {"version": 2, "fail_after_chunks": 1}, error=traces.error("TrainerFailed"))
     assert scene.judge(EXPLAINED).reason == NO_GREEDY
+    scene.call("sync_weights", {"version": 2}, error=traces.error("Refused"))
+    assert scene.judge(EXPLAINED).reason.startswith("sync_weights() failed with Refused")
 
 
 def test_a_server_that_answers_nothing_after_a_sync_shows_nothing():
