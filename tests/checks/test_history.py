@@ -99,9 +99,11 @@ def test_requests_that_all_fail_are_the_stacks_doing_and_no_gap_of_the_check():
 
 def test_a_sync_that_was_to_fail_is_no_reason_for_nothing_to_judge():
     scene = Scene()
-    scene.call("sync_weights", {"version": 2, "fail_after_chunks": 1}, error=traces.error("TrainerFailed"))
+    scene.change(
+        scene.call("sync_weights", {"version": 2, "fail_after_chunks": 1}), error=traces.error("TrainerFailed")
+    )
     assert scene.judge(EXPLAINED).reason == NO_GREEDY
-    scene.call("sync_weights", {"version": 2}, error=traces.error("Refused"))
+    scene.change(scene.call("sync_weights", {"version": 2}), error=traces.error("Refused"))
     assert scene.judge(EXPLAINED).reason.startswith("sync_weights() failed with Refused")
 
 
