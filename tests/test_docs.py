@@ -70,7 +70,8 @@ def test_every_command_and_option_exists(document, options_of_pytest):
         options = [word.partition("=")[0] for word in words[1:] if OPTION.fullmatch(word.partition("=")[0])]
         match words:
             case ["parity", command, *_] if command in known:
-                wrong = [o for o in options if o not in known[command] | {"-x", "--pdb"}]
+                handed_on = known["run"] if command == "matrix" and "--" in words else set()
+                wrong = [o for o in options if o not in known[command] | handed_on | {"-x", "--pdb"}]
             case ["parity", *rest]:
                 wrong = [] if rest in ([], ["COMMAND", "--help"]) else rest
             case ["pytest", *_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, concluded, untestable
+from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.liveness import GAVE_UP
 from harness.checks.matching import queries, rows
 from harness.contract.faults import Fact
@@ -64,6 +64,7 @@ FAILED_SYNC = Check(
     fault="a failed sync is reported as done or never ends, or the stack accepts no sync after it",
     next_step="look at what the stack undoes after a sync that failed: pause, locks, and the transfer's group of processes",
     reads=Fact.ANSWERS | Fact.PAUSES,
+    errors_of=EVERY,
     source="architecture, idempotent sync: a failed sync followed by a good one is a good one",
     judge=_judge,
     queries=queries,

@@ -93,6 +93,11 @@ def compare_recordings(
         engine="/".join(sorted({h.engine for h in headers})),
         profile=profile,
         checkouts={h.target: h.checkout for h in headers if h.checkout is not None},
+        # What a stack offers nowhere it was not to be driven with: that is missing, and no gap of the recordings.
+        declared={
+            side[0].target: sorted({capability for r in side for capability in r.index.header.capabilities})
+            for side in (left, right)
+        },
     )
     return _judgement(info, [*left, *right], ledger, today, started)
 
