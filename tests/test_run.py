@@ -382,6 +382,16 @@ def test_a_scenario_in_one_of_two_recordings_is_untestable(tmp_path, ledger):
     assert judgement.exit_status == 1
 
 
+def test_what_a_stack_offers_nowhere_is_missing_where_it_has_no_recording(tmp_path, ledger, declared):
+    name, remote = "module.test_c", topology("remote")
+    declared[name] = recordings.declared(name, needs=frozenset({Capability.SLEEP}))
+    recordings.write(tmp_path / "old.jsonl", OLD, NAMES, about={"capabilities": [Capability.HEALTH]})
+    new = recordings.run_folder(tmp_path / "new", NAMES)
+    recordings.write(new.recording(NEW, remote), NEW, [name], about={"topology": remote})
+    compared = compare_recordings(tmp_path / "old.jsonl", new.path, ledger=ledger, today=TODAY)
+    assert set(statuses(compared, scenario=name, target=OLD, pair=False).values()) == {Conformance.MISSING}
+
+
 def test_one_topology_of_two_shapes_is_refused(tmp_path, ledger):
     folder = recordings.run_folder(tmp_path / "run", NAMES)
     four = topology("disaggregated", 4)
