@@ -49,7 +49,7 @@ class LeftoversOnOne(LeftoversOfAFailedSync):
         await super().start_weight_update()
 
 
-@seeded("failed_sync_poisons_the_next", "refused", caught_by=["failed_sync"])
+@seeded("failed_sync_poisons_the_next", "refused", caught_by=["failed_sync"], corrupts=Fact.POLICY)
 class RefusesAfterAFailedSync(_Left):
     """After an abandoned sync, a server refuses every other, because the first stays active."""
 
