@@ -100,6 +100,7 @@ _BOTH: tuple[Fault, ...] = (
         "a refused request is answered with a success that holds nothing",
         OVER_LONG,
         "errors.named conservation",
+        Fact.ERRORS,
     ),
     _fault("server_error/always", "every request of the data plane is answered with a server error", BATCHES, DRIVEN),
     _fault(
