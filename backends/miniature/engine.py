@@ -302,6 +302,11 @@ class Engine:
         """Queue a new request; during a pause, hold it until resume."""
         (self.held if self.closed else self.waiting).append(request)
 
+    @property
+    def unanswered(self) -> list[Request]:
+        """Every request that it runs, or that waits or is held."""
+        return [*self.running, *self.waiting, *self.held]
+
     def drop(self, request: Request) -> None:
         """Remove a request whose caller is gone."""
         for queue in (self.running, self.waiting, self.held):
@@ -706,14 +711,14 @@ class Engine:
         """Mark the server dead and raise EngineDead in every pending request."""
         self.dead = True
         why = "" if cause is None else f": {type(cause).__name__}: {cause}"
-        for request in [*self.running, *self.waiting, *self.held]:
+        for request in self.unanswered:
             if not request.done.done():
                 request.done.set_exception(EngineDead(f"{self.name} died{why}"))
         self.running, self.waiting, self.held = [], [], []
 
     def cut_off(self) -> None:
         """End every connection to a caller: its request is dropped, and the caller learns that the router is gone."""
-        for request in [*self.running, *self.waiting, *self.held]:
+        for request in self.unanswered:
             self.drop(request)
             if not request.done.done():
                 request.done.set_exception(EngineDead("the router died"))

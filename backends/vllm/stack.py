@@ -288,10 +288,9 @@ class VllmStack:
         """Send SIGKILL to every process of the server, to those of its engine, or to the router. A forked legacy engine keeps its
         frontend, which is this process."""
         assert self._description is not None
-        processes = self._description.processes
-        within = f"{request.server}/" + ("worker" if request.part == "engine" else "")
-        killed = [pid for role, pid in processes.items() if role == request.server or role.startswith(within)]
-        kill_trees(killed)
+        mine = {r: pid for r, pid in self._description.processes.items() if messages.belongs(r, request.server)}
+        engine = f"{request.server}/worker"
+        kill_trees([pid for role, pid in mine.items() if request.part == "server" or role.startswith(engine)])
 
 
 def check_gpu() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.answers import unexpected
+from harness.checks.answers import nothing_to_judge
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
 from harness.checks.echo import reached
 from harness.checks.staleness import (
@@ -157,9 +157,8 @@ def _judge_undisturbed(evidence: Evidence) -> Finding:
     """Judges answers that a load or an unload of another adapter overlaps, or a write of their own came before."""
     beside = _beside(evidence)
     if not any(beside.values()):
-        broken = [call for call in evidence.calls("generate") if call.error is not None]
-        nothing = untestable("no adapter was loaded, unloaded or written beside an answer")
-        return unexpected(broken[0]) if broken and evidence.succeeded("write_lora_adapter") else nothing
+        after_a_write = ("generate",) if evidence.succeeded("write_lora_adapter") else ()
+        return nothing_to_judge(evidence, "no adapter was loaded, unloaded or written beside an answer", after_a_write)
     return follow(
         evidence,
         [answer for answers in beside.values() for answer in answers],

@@ -187,16 +187,15 @@ def unexpected(call: Call) -> Finding:
 
 
 def nothing_to_judge(evidence: Evidence, why: str, methods: Collection[str]) -> Finding:
-    """The finding of a check that had nothing to judge: the first of these calls at which the stack failed, or else why not.
+    """The finding of a check that had nothing to judge: the first of these calls that failed, or else why not.
 
     A sync that is meant to fail is none of them.
     """
     broken = (
         call
-        for call in evidence.trace.own_calls
+        for call in evidence.calls()
         if call.method in methods
         and call.error is not None
-        and call.error.blame == Blame.STACK
         and call.request.get("fail_after_chunks") is None
         and not call.request.get("unfit")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from harness.checks.answers import nothing_to_judge, unexpected
+from harness.checks.answers import nothing_to_judge
 from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -32,8 +32,7 @@ def _read(evidence: Evidence) -> list[Call]:
 
 def _unread(evidence: Evidence) -> Finding:
     """Why nothing was read: the stack failed at it, or nobody asked."""
-    failed = (call for call in evidence.calls("digests") if call.error is not None)
-    return next(map(unexpected, failed), untestable(NOT_READ))
+    return nothing_to_judge(evidence, NOT_READ, ("digests",))
 
 
 def _versions(evidence: Evidence) -> list[int]:

@@ -699,6 +699,11 @@ ROUTER = "router"
 """Name of the router's process."""
 
 
+def belongs(role: str, server: str) -> bool:
+    """True if a process of this role ("router", "server-0/worker-0") is the server's, or is the router."""
+    return role == server or role.startswith(f"{server}/")
+
+
 class KillServerRequest(Message, frozen=True, kw_only=True):
     """`part`: every process of the server, or only those of its engine, so that its web server lives. If one process is both, all
     of them."""

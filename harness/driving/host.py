@@ -181,9 +181,7 @@ class Host:
 
     def _give_up(self, server: str) -> None:
         """Stop watching the processes of a server, or the router: the harness is about to kill them."""
-        self._processes = {
-            role: pid for role, pid in self._processes.items() if role != server and not role.startswith(f"{server}/")
-        }
+        self._processes = {role: pid for role, pid in self._processes.items() if not messages.belongs(role, server)}
 
     async def _look_after(self, died: asyncio.Future[str]) -> None:
         while (dead := self._dead()) is None:

@@ -66,11 +66,11 @@ def reached(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster
 
 def test_cells_are_tasks_with_their_resources_and_end_as_on_one_machine(reached, tmp_path):
     orders = plan(["miniature"], ["disaggregated", "remote"], [1], SELECTED, arguments=["-k", SELECTED])
-    folder, said, outcomes = MatrixFolder(tmp_path / "matrix"), [], list[Outcome]()
+    folder, outcomes = MatrixFolder(tmp_path / "matrix"), list[Outcome]()
     with folder.held():
         folder.extend(orders)
-        drive_on(reached, folder, orders, child.COMMAND, progress=lambda _: silent(""), told=outcomes.append)
-    assert [(one.exit_status, one.failed) for one in outcomes] == [(0, "")] * CELLS, said
+        drive_on(reached, folder, orders, child.COMMAND, progress=silent, told=outcomes.append)
+    assert [(one.exit_status, one.failed) for one in outcomes] == [(0, "")] * CELLS
     assert folder.to_drive(orders) == []
 
 

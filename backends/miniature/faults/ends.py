@@ -225,7 +225,7 @@ class DeadServersAnswerNothing(Engine):
     """Requests at a dying server come back as empty successes."""
 
     def die(self, cause: Exception | None) -> None:
-        for request in [*self.running, *self.waiting, *self.held]:
+        for request in self.unanswered:
             self.fired += 1
             request.tokens, request.reason = [], "stop"
             request.done.set_result(self.output(request))
@@ -258,9 +258,8 @@ class RouterDiesUnnoticed(Router):
     def kill(self) -> None:
         self.dead = True
         for engine in self.engines:
-            pending = [*engine.running, *engine.waiting, *engine.held]
-            self.fired += len(pending)
-            for request in pending:
+            for request in engine.unanswered:
+                self.fired += 1
                 engine.drop(request)
 
 
