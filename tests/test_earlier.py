@@ -13,9 +13,10 @@ import pytest
 from harness.contract.errors import HarnessError, RecordingError, UsageError
 from harness.contract.topology import Topology, topology
 from harness.machine.progress import silent
+from harness.machine.targets import known
 from harness.records.excerpt import take_over
 from harness.records.recording import CallError, traces
-from harness.records.run_folder import RunFolder
+from harness.records.run_folder import RunFolder, references_in
 from harness.records.verdict import Judgement, RunInfo
 from harness.running import catalogue
 from harness.running.run import judge_run
@@ -223,3 +224,32 @@ def test_lines_are_taken_over_as_they_are(tmp_path):
     after = list(traces(tmp_path / "some.jsonl"))
     assert [trace.header.target for trace in after] == ["stack:new"] * 2
     assert [(t.calls, t.observations, t.end) for t in after] == [(t.calls, t.observations, t.end) for t in before]
+
+
+# --- where two stacks part
+
+
+def test_the_reference_is_asked_about_rows_that_part_whatever_the_checks_ask(tmp_path):
+    name = "routing.test_sessions_stick_over_turns_and_batches"
+    scenario, body = catalogue.declared()[name], catalogue.body(name)
+    options = Options(
+        run_dir=tmp_path / "run", baseline="miniature:retry", candidate="miniature", engine="cpu", fault_taps=True
+    )
+    session = Session(options, silent, selected={PLACE: [name]})
+    asked: list[int] = []
+    for target in options.targets:
+        seat = Seat(target=target, topology=PLACE)
+        if target == options.candidate:
+            session.inject(seat, known(target).seeded()["parameter_ignored/temperature"])
+        session.drive(scenario, seat, body)
+        asked.append(scores(tmp_path / "run"))
+    session.compare(scenario, PLACE)
+    session.close()
+    assert asked == [0, 0], "the scenario's checks need no scores"
+    assert scores(tmp_path / "run") > 0
+
+
+def scores(run: Path) -> int:
+    """Teacher-forced scores in the run's book."""
+    [book] = references_in(run)
+    return sum(b'"score:' in line for line in book.read_bytes().splitlines())

@@ -7,7 +7,7 @@ rows by the reference's distance between the two tokens, seeded ones by how seld
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from harness.checks.answers import Answer, answers, trouble
 from harness.checks.base import Evidence
@@ -15,9 +15,10 @@ from harness.checks.sampling import draws_repeat
 from harness.checks.tokens import is_greedy
 from harness.contract.messages import CHOICES, LISTS
 from harness.judging.facets import deterministic
+from harness.judging.pairing import pair
 from harness.records.differing import common_prefix
 from harness.records.recording import Call, Header
-from harness.records.reference import UnansweredQuery
+from harness.records.reference import Query, UnansweredQuery
 
 ANSWERED = (*LISTS, *CHOICES)
 _ROW = re.compile(r"row (\d+)|choices\[(\d+)\]")
@@ -50,7 +51,7 @@ def of_rounding(baseline: Evidence, candidate: Evidence, pairs: Iterable[tuple[C
         for one, other in _rows(baseline, candidate, left, right):
             if not is_greedy(one):
                 drawn.append((one, other))
-            elif one.tokens != other.tokens and _near_tie(baseline, candidate, one, other):
+            elif _near_tie(baseline, candidate, one, other):
                 found.setdefault(left.id, set()).add(one.index)
     if drawn and not baseline.exact:
         margin = draws_repeat([(one.tokens, other.tokens) for one, other in drawn], baseline.noise.rms)
@@ -59,6 +60,18 @@ def of_rounding(baseline: Evidence, candidate: Evidence, pairs: Iterable[tuple[C
                 if one.tokens != other.tokens:
                     found.setdefault(one.call.id, set()).add(one.index)
     return {call: frozenset(rows) for call, rows in found.items()}
+
+
+def queries(baseline: Evidence, candidate: Evidence) -> Iterator[Query]:
+    """What `of_rounding` has to know of greedy rows that part. A scenario's own checks need not ask of a row that a stack repeats."""
+    if _round_alike(baseline.header, candidate.header):
+        return
+    for left, right in pair(baseline.trace, candidate.trace).pairs:
+        if left.method in ANSWERED:
+            for one, other in _rows(baseline, candidate, left, right):
+                if is_greedy(one) and _parting(one, other) is not None:
+                    yield one.score
+                    yield other.score
 
 
 def _round_alike(one: Header, other: Header) -> bool:
@@ -79,11 +92,17 @@ def _rows(baseline: Evidence, candidate: Evidence, left: Call, right: Call) -> l
 
 
 def _near_tie(baseline: Evidence, candidate: Evidence, one: Answer, other: Answer) -> bool:
-    at = common_prefix(one.tokens, other.tokens)
-    if at == min(len(one.tokens), len(other.tokens)):
-        return False  # one of them ended, or was cut off
+    at = _parting(one, other)
+    if at is None:
+        return False
     try:
         scores = [(side, side.reference.score(row.score)) for side, row in ((baseline, one), (candidate, other))]
     except UnansweredQuery:
         return False
     return all(score.gaps[at] < side.near(score) for side, score in scores)
+
+
+def _parting(one: Answer, other: Answer) -> int | None:
+    """Where the rows have different tokens first; None if one of them ends, or was cut off, before."""
+    at = common_prefix(one.tokens, other.tokens)
+    return None if at == min(len(one.tokens), len(other.tokens)) else at

@@ -24,6 +24,7 @@ import psutil
 import harness
 from fixtures import models as checkpoints
 from harness import PROJECT
+from harness.checks.base import Evidence
 from harness.contract import devices, messages
 from harness.contract.clock import SimulatedLoop
 from harness.contract.errors import Blame, CallFailed, HarnessError, NotFree, StackError, UsageError
@@ -34,7 +35,7 @@ from harness.driving import allowance, models
 from harness.driving.inline import InlineHost
 from harness.driving.process import HostProcess
 from harness.driving.stack import CLEAN_ROOM_DEADLINE_S, Stack
-from harness.judging import judge
+from harness.judging import judge, partings
 from harness.judging.noise import noise_floors
 from harness.judging.recorded import Judging, Recorded, with_twins
 from harness.machine import checkouts, environments, kept, routers
@@ -812,11 +813,24 @@ class Session:
     # --- comparing
 
     def compare(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
-        """Compare the two recordings of a scenario; drives nothing."""
+        """Compare the two recordings of a scenario. It drives nothing, and asks the oracle where their answers part."""
+        self._ask_where_they_part(scenario, topology)
         with self.timed("judge"):
             if self._noise is None:
                 self._noise = noise_floors(with_twins(self._of_baseline()))
             return self._judging(topology).both(scenario, self._noise)[1]
+
+    def _ask_where_they_part(self, scenario: Scenario, topology: Topology) -> None:
+        left, right = (self._recorded(Seat(target=name, topology=topology)) for name in self.options.targets)
+        oracle = self._oracles.get("" if right is None else right.index.header.model_sha256)
+        if left is None or right is None or oracle is None or not left.index.takes(scenario.name):
+            return
+        ours = Evidence(left.index.trace(scenario.name), oracle.book)
+        with self.timed("reference"):
+            for take in right.index.takes(scenario.name):
+                theirs = Evidence(right.index.trace(scenario.name, take), oracle.book)
+                asked = oracle.book.missing(partings.queries(ours, theirs))
+                self._runner.run(self._ask(asked, oracle, self._query_deadline_s(theirs.trace)))
 
     def of_both(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
         """The conformance verdicts of both stacks on a scenario, as far as it was driven."""
