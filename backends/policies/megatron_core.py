@@ -17,7 +17,7 @@ TENSOR_PARALLEL, PIPELINE_PARALLEL = 2, 2
 BUCKET_GB = 1e-4
 """Size of SkyRL's buckets (GB): small enough that a tiny model fills several."""
 NEEDS_CUDA: dict[str, dict[str, Any]] = {
-    "transformer_engine": {},
+    "transformer_engine": {"__version__": "2.10.0"},
     "transformer_engine.pytorch": {"Linear": object, "ops": types.SimpleNamespace(Sequential=object)},
     "transformer_engine.pytorch.float8_tensor": {"Float8Tensor": object},
     "transformer_engine.pytorch.optimizers": {},
