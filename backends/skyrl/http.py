@@ -224,7 +224,9 @@ class HttpStack(SkyRLStack):
             config = functools.partial(own.uvicorn.Config, timeout_keep_alive=KEEP_ALIVE_S)
             own.uvicorn = SimpleNamespace(Config=config, Server=own.uvicorn.Server)
             shipped = own.InferenceRouter
-            own.InferenceRouter = lambda server_urls: shipped(server_urls, host="127.0.0.1", port=ports.free(1)[0])
+            own.InferenceRouter = lambda server_urls, port=None: shipped(
+                server_urls, host="127.0.0.1", port=port or ports.free(1)[0]
+            )
             return
         import skyrl.backends.skyrl_train.inference_servers.vllm_router as router
 
@@ -616,9 +618,14 @@ class HttpStack(SkyRLStack):
             engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
         experiment = entry.experiment(configured, entry.no_group)
         taken = endpoint.taken() if request.port_taken else nullcontext()
-        briefly = nobodys or bool(request.variables)
-        with self._environment(request.variables, briefly=briefly), started, taken as port:
-            if port is not None and not self.release.own_router:
+        briefly = nobodys or bool(request.variables) or request.port_taken
+        with self._environment(request.variables, briefly=briefly) as changed, started, taken as port:
+            if port is not None and self.release.own_router:  # no configuration names its port
+                own = import_module(f"{self.package()}.router")
+                changed.enter_context(
+                    mock.patch.object(own, "InferenceRouter", functools.partial(own.InferenceRouter, port=port))
+                )
+            elif port is not None:
                 engine.router_init_kwargs |= {"port": port}
             try:
                 return self._client_of(experiment)
@@ -626,16 +633,16 @@ class HttpStack(SkyRLStack):
                 self._beside.append(experiment._inference_router)
 
     @contextmanager
-    def _environment(self, variables: Mapping[str, str], *, briefly: bool) -> Iterator[None]:
-        """An environment of a scenario's. `briefly`: in it the entry point waits `HEALTHY_S` for its router."""
+    def _environment(self, variables: Mapping[str, str], *, briefly: bool) -> Iterator[ExitStack]:
+        """An environment of a scenario's. `briefly`: in it the entry point waits `HEALTHY_S` for its router. Yields what undoes more
+        changes at its end."""
         with ExitStack() as changed:
             changed.enter_context(mock.patch.dict(os.environ, variables))
-            if briefly and not self.release.own_router:
-                from skyrl.backends.skyrl_train.inference_servers.vllm_router import VLLMRouter
-
-                waits = functools.partialmethod(VLLMRouter._wait_until_healthy, timeout=HEALTHY_S)
-                changed.enter_context(mock.patch.object(VLLMRouter, "_wait_until_healthy", waits))
-            yield
+            if briefly:
+                router = type(self._router)
+                waits = functools.partialmethod(router._wait_until_healthy, timeout=HEALTHY_S)
+                changed.enter_context(mock.patch.object(router, "_wait_until_healthy", waits))
+            yield changed
 
     def engine_arguments_of(self, cfg: Any) -> Any:
         """As a server makes them of its command line."""
