@@ -271,6 +271,13 @@ def test_an_array_in_place_of_lists_has_their_depth_and_their_kind_of_number(arr
     assert causes_of_forms(EXPERTS, forms_of(array), forms_of(lists)) == causes
 
 
+@pytest.mark.parametrize(
+    ("several", "causes"), [((2, 1), (Why.TUPLE,)), ((2.0, 1), ()), ([2, 1], ()), ((), ())], ids=str
+)
+def test_a_tuple_in_place_of_a_value_holds_values_of_its_kind(several, causes):
+    assert causes_of_forms(EXPERTS, forms_of(2), forms_of(several)) == causes
+
+
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float8_e4m3fn", "float64"])
 def test_an_array_of_any_framework_is_one(dtype):
     array = {EXPERTS: f"torch.Tensor {dtype} rank 1"}

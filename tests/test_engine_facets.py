@@ -300,9 +300,17 @@ def test_a_trainer_of_the_stack_makes_its_steps_in_whichever_call_it_is():
 
 
 @pytest.mark.parametrize(
-    ("ended", "causes"), [(None, {REQUESTS: [UNEXPLAINED]}), ("NotDoneError: the caller could not do it", {})]
+    ("ended", "last", "causes"),
+    [
+        (None, "length", {REQUESTS: [UNEXPLAINED]}),
+        (None, "abort", {REQUESTS: [Why.INTERRUPTED]}),
+        (None, None, {REQUESTS: [Why.INTERRUPTED]}),
+        ("NotDoneError: the caller could not do it", "length", {}),
+    ],
 )
-def test_how_much_a_trainers_run_asks_for_before_an_error_ends_it_is_a_matter_of_time(ended, causes):
+def test_how_much_a_trainers_run_asks_for_before_an_error_ends_it_is_a_matter_of_time(ended, last, causes):
+    """What a sync aborts is asked again, on a stack whose sync aborts."""
+
     def stack(rollouts: int) -> ScenarioTrace:
         wants = traces.call(
             "trainer_wants", {}, {"what": "nothing", "ended": ended}, started_ns=20, ended_ns=90 * SECOND
@@ -311,7 +319,13 @@ def test_how_much_a_trainers_run_asks_for_before_an_error_ends_it_is_a_matter_of
         ran = [
             seen
             for server, from_ns in at
-            for seen in traces.executed([5, from_ns // SECOND], [6], server=f"server-{server}", from_ns=from_ns)
+            for seen in traces.executed(
+                [5, from_ns // SECOND],
+                [6],
+                server=f"server-{server}",
+                from_ns=from_ns,
+                reason="length" if from_ns < 5 * SECOND else last,
+            )
         ]
         return trace(*control("start_trainer_run", []), wants, *ran)
 

@@ -150,6 +150,8 @@ class Why(StrEnum):
     the numbers themselves."""
     ASKED_OF_ONE = "asked-of-one-stack"
     """The scenario asks for every key, option or field that a stack says it has, and one stack has more or other ones."""
+    TUPLE = "tuple-in-place-of-a-value"
+    """One client returns a value, the other a tuple of values of the same kind. What the adapter takes of it is compared by itself."""
     KEYS = "numbers-as-text-keys"
     """One client returns a mapping by number (by token id), the other the same mapping by text, as JSON has it."""
     TOKEN_TEXT = "text-of-a-token-within-a-character"
@@ -327,6 +329,7 @@ def of_form(place: str, baseline: Mapping[str, str], candidate: Mapping[str, str
         Why.OTHER_FIELDS: all(WITH in form for form in both),
         Why.BY_SERVER: not place and bool(_BY_SERVER.fullmatch(OR.join(both))),
         Why.ARRAY: _array_and_lists(place, baseline, candidate) or _array_and_lists(place, candidate, baseline),
+        Why.TUPLE: _tuple_and_value(place, baseline, candidate) or _tuple_and_value(place, candidate, baseline),
         Why.NULL: set(both) == {"None", NOT_THERE},
         Why.KEYS: len({form.replace(BY_NUMBER, "") for form in both}) == 1,
         Why.NO_TOKEN_IDS: lacks and place.endswith("token_ids"),
@@ -345,6 +348,11 @@ def _array_and_lists(place: str, one: Mapping[str, str], other: Mapping[str, str
     depth = int(array[2])
     levels = [other.get(place + "[]" * level, "").partition(" of ")[0] for level in range(depth + 1)]
     return levels == ["list"] * depth + [array[1].removeprefix("u")]
+
+
+def _tuple_and_value(place: str, one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """True if the first has a tuple at the place, and the other what the tuple holds."""
+    return one.get(place, "").partition(" of ")[0] == "tuple" and one.get(place + "[]") == other.get(place)
 
 
 def _one_begins_the_other(one: list[Any], other: list[Any]) -> bool:

@@ -212,6 +212,8 @@ def _requests(both: _Both, attempts: Facet) -> Facet:
             facet.noisy += 1
         else:
             why = tuple(dict.fromkeys(w for difference in attempts.differences for w in difference.why))
+            whole, others = (sum(_by_server(*side, whole=True)) for side in both.sides[:2])
+            why = why or ((Why.INTERRUPTED,) if whole == others else ())
             facet.differences.append(
                 Difference(place="requests in all", baseline=sum(ours), candidate=sum(theirs), why=why)
             )
@@ -244,9 +246,11 @@ def _units(evidence: Evidence, calls: Collection[int]) -> list[list[Execution]]:
     return [*sessions.values(), *alone, *rowless]
 
 
-def _by_server(evidence: Evidence, calls: Collection[int]) -> list[int]:
-    """Number of these executions on each server, in order of size: stacks number their servers differently."""
-    found = Counter(execution.server for unit in _units(evidence, calls) for execution in unit)
+def _by_server(evidence: Evidence, calls: Collection[int], *, whole: bool = False) -> list[int]:
+    """Number of these executions on each server, in order of size: stacks number their servers differently. `whole`: without those
+    that were cut short."""
+    every = (execution for unit in _units(evidence, calls) for execution in unit)
+    found = Counter(e.server for e in every if not (whole and e.finish_reason in (None, "abort")))
     return sorted(found[server] for server in {*evidence.header.servers, *found})
 
 
