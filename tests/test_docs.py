@@ -27,7 +27,7 @@ DOCUMENTS = [
     ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
-LARGEST_PAGE = 2_000_000
+LARGEST_PAGE = 3_000_000
 """Bytes of a made page that a repository bears."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
