@@ -26,6 +26,11 @@ FLAGS = (
     "disable-component-update", "disable-sync", "window-size=1280,900", "force-prefers-reduced-motion",
 )  # fmt: skip
 DEADLINE_S = 20.0
+VISIBLE = """
+return [...document.querySelectorAll(arguments[0])]
+    .filter(e => e.checkVisibility({visibilityProperty: true, opacityProperty: true}) && e.offsetHeight)
+    .map(e => e.id);
+"""
 CELL = f"stop-conditions@{HTTP}"
 
 
@@ -75,13 +80,14 @@ class Page:
         return self.one(f'a.c[href="#{name}"]')
 
     def rows(self) -> list[str]:
-        every = self.browser.find_elements(By.CSS_SELECTOR, ".row[data-state]")
-        return [row.get_attribute("id") for row in every if row.is_displayed()]
+        return self._visible(".row[data-state]")
 
     def panels(self) -> list[str]:
-        """The ids of the visible panels."""
-        every = self.browser.find_elements(By.CSS_SELECTOR, ".panel")
-        return [panel.get_attribute("id") for panel in every if panel.is_displayed()]
+        return self._visible(".panel")
+
+    def _visible(self, css: str) -> list[str]:
+        """The ids of the visible elements. The page has hundreds, and the browser takes its time for each question."""
+        return self.browser.execute_script(VISIBLE, css)
 
     def until(self, held) -> None:
         WebDriverWait(self.browser, DEADLINE_S, poll_frequency=0.05).until(lambda _: held())
