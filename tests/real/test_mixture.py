@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness import PROJECT
 from harness.driving import models
-from harness.machine import environments
 from harness.machine.progress import console_progress
-from tests.real.test_smollm2 import interpreter, run
+from tests.real.scripts import interpreter
 
 pytestmark = pytest.mark.real
 
@@ -59,11 +57,10 @@ print(json.dumps([asyncio.run(found(path)) for path in sys.argv[1:]]))
 
 
 @pytest.mark.parametrize("environment", ["skyrl-0.2.0", "skyrl-0.4.0"])
-def test_the_references_own_experts_change_nothing_and_others_are_taken_at_near_ties_alone(environment):
+def test_the_references_own_experts_change_nothing_and_others_are_taken_at_near_ties_alone(run, environment):
     """SkyRL 0.2.0 has Transformers 4, with one module per expert; 0.4.0 has Transformers 5, which packs them."""
-    python = environments.ensure(environment, "cpu", root=PROJECT)
     made = [models.tiny_model(interpreter(), console_progress(), family) for family in ("qwen3_moe", "olmoe")]
-    for found in run(FOLLOWED, *made, python=python):
+    for found in run(FOLLOWED, *made, environment=environment):
         largest, router = found["noise"]
         assert 0 < router < largest < 1.0, found
         assert found["own choice"] < 1e-4, found

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from harness.driving import models
-from harness.machine.progress import console_progress
-from tests.real.test_smollm2 import interpreter, run
-
 pytestmark = pytest.mark.real
 
 STEPS = """
@@ -42,8 +38,8 @@ print(json.dumps([step(0.01, 6.0), step(40.0, math.inf), step(40.0, 6.0)]))
 """
 
 
-def test_a_step_is_halved_until_the_policy_is_still_of_use():
-    short, ruinous, halved = run(STEPS, models.tiny_model(interpreter(), console_progress()))
+def test_a_step_is_halved_until_the_policy_is_still_of_use(run, model):
+    short, ruinous, halved = run(STEPS, model)
     assert short[0] == pytest.approx(0.01, rel=1e-2)
     assert ruinous[0] == pytest.approx(40.0, rel=1e-2)
     assert ruinous[1] > 6.0 >= halved[1], "the fault beside the right one"

@@ -7,9 +7,6 @@ import json
 import pytest
 
 from harness import PROJECT
-from harness.driving import models
-from harness.machine.progress import console_progress
-from tests.real.test_smollm2 import interpreter, run
 
 pytestmark = pytest.mark.real
 
@@ -36,7 +33,7 @@ print(json.dumps(asyncio.run(found(*sys.argv[1:]))))
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_the_reference_expects_the_bytes_that_engines_held_on_a_gpu(kind):
+def test_the_reference_expects_the_bytes_that_engines_held_on_a_gpu(run, model, kind):
     lines = (ON_A_GPU / kind / "recordings" / f"local_http@{kind}.jsonl").read_text().splitlines()
     calls = [json.loads(line) for line in lines if '"method":"digests"' in line]
     held = {
@@ -45,5 +42,4 @@ def test_the_reference_expects_the_bytes_that_engines_held_on_a_gpu(kind):
         if c["result"]
         for (workers,) in c["result"]["servers"].values()
     }
-    tiny = models.tiny_model(interpreter(), console_progress())
-    assert {json.dumps(digests, sort_keys=True) for digests in run(EXPECTED, tiny, kind)} == held
+    assert {json.dumps(digests, sort_keys=True) for digests in run(EXPECTED, model, kind)} == held

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from typing import Any
-
 import pytest
 
-from harness import PROJECT
-from harness.driving.models import tiny_model
-from harness.machine import environments
-from harness.machine.progress import console_progress
-from harness.machine.targets import resolve
-
 pytestmark = pytest.mark.real
-MODEL = "the tiny model"
 
 COMPARE = """
 import json, sys
@@ -40,27 +28,14 @@ print(json.dumps([said, len(psutil.Process().children(recursive=True))]))
 """
 
 
-def run(script: str, *arguments: str) -> Any:
-    """The output of a script under SkyRL 0.2.0's interpreter. `MODEL` among its arguments stands for the tiny model's folder."""
-    target, progress = resolve("skyrl-0.2.0:http"), console_progress()
-    python = environments.ensure(str(target.environment), "cpu", root=PROJECT, progress=progress)
-    given = [str(tiny_model(python, progress)) if argument == MODEL else argument for argument in arguments]
-    variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(
-        [str(python), "-c", script, *given], cwd=PROJECT, env=variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.parametrize("module", ["backends.policies.fsdp2", "backends.policies.megatron_core"])
-def test_what_ranks_hold_is_gathered_whole(module):
-    names, found, wrong = run(COMPARE, module, MODEL)
+def test_what_ranks_hold_is_gathered_whole(run, model, module):
+    names, found, wrong = run(COMPARE, module, model)
     assert (found, wrong) == (names, [])
 
 
-def test_a_layout_that_is_not_megatrons_is_not_gathered_whole():
-    names, found, wrong = run(COMPARE, "tests.real.wrong_megatron", MODEL)
+def test_a_layout_that_is_not_megatrons_is_not_gathered_whole(run, model):
+    names, found, wrong = run(COMPARE, "tests.real.wrong_megatron", model)
     assert found == names
     fused = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     assert wrong == [name for name in names if name.split(".")[-2] in fused]
@@ -70,11 +45,11 @@ def test_a_layout_that_is_not_megatrons_is_not_gathered_whole():
     ("version", "deadline_s", "says"),
     [
         ("1", "120", ["rank 1 of 2 ended with 1", "this shard is lost"]),
-        ("2", "20", ["tests.real.bad_ranks ended with nothing within 20 s"]),
+        ("2", "10", ["tests.real.bad_ranks ended with nothing within 10 s"]),
     ],
     ids=["fails", "hangs"],
 )
-def test_a_rank_that_fails_is_named_and_none_is_left(version, deadline_s, says):
-    said, left = run(FAIL, MODEL, version, deadline_s)
+def test_a_rank_that_fails_is_named_and_none_is_left(run, model, version, deadline_s, says):
+    said, left = run(FAIL, model, version, deadline_s)
     assert [words for words in says if words not in said] == [], said
     assert left == 0

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from harness import PROJECT
-from harness.driving.models import tiny_model
-from harness.machine import environments
-from harness.machine.progress import console_progress
-from harness.machine.targets import known
 
 pytestmark = pytest.mark.real
 
 MEASURE = """
 import asyncio, json, sys
 from pathlib import Path
-import msgspec
 from safetensors.torch import load_file, save_file
 from backends.oracle import rounding
 from backends.oracle.reference import Reference
@@ -29,40 +18,30 @@ from harness.contract.messages import StartRequest
 from harness.records.reference import NoiseRequest
 from harness.contract.topology import Topology
 model, scratch = map(Path, sys.argv[1:])
+wrong, answers = scratch / "wrong", []
 
-async def measured():
+async def measured(model):
     reference = Reference()
     given = {"target": "reference", "topology": Topology(), "engine": "cpu", "dtype": "float32"}
     await reference.start(StartRequest(**given, model_path=str(model), scratch=str(scratch), logs=str(scratch)))
     return await reference.noise(NoiseRequest())
 
-right = asyncio.run(measured())
-wrong = scratch / "wrong"
+bare_engine = rounding.bare_engine
+rounding.bare_engine = lambda asked: answers.append(bare_engine(asked)) or answers[0]
+right = asyncio.run(measured(model))
 wrong.mkdir()
 for file in model.iterdir():
     (wrong / file.name).write_bytes(file.read_bytes())
 tensors = load_file(wrong / "model.safetensors")
 tensors["lm_head.weight"] = tensors["lm_head.weight"] * 1.001
 save_file(tensors, wrong / "model.safetensors", metadata={"format": "pt"})
-bare_engine = rounding.bare_engine
-rounding.bare_engine = lambda asked: bare_engine(msgspec.structs.replace(asked, model_path=str(wrong)))
+rounding.bare_engine = lambda asked: answers[0]
 try:
-    said = str(asyncio.run(measured()))
+    said = str(asyncio.run(measured(wrong)))
 except ValueError as e:
     said = str(e)
 print(json.dumps([{name: moved.largest for name, moved in right.measured.items()}, right.near, said]))
 """
-
-
-def made(script: str, scratch: Path) -> Any:
-    """What the script prints about the tiny model, in the reference's environment."""
-    python = environments.ensure(str(known("reference").environment), "cpu", root=PROJECT)
-    model = tiny_model(python, console_progress())
-    command = [str(python), "-c", script, str(model), str(scratch)]
-    variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=variables)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 IN_DOUBT = """
@@ -94,8 +73,8 @@ print(json.dumps(asyncio.run(scored(*sys.argv[1:]))))
 """
 
 
-def test_an_answer_in_doubt_is_computed_in_16_bits_too_and_the_weights_stay_what_they_are(tmp_path: Path):
-    scores, noises = made(IN_DOUBT, tmp_path)
+def test_an_answer_in_doubt_is_computed_in_16_bits_too_and_the_weights_stay_what_they_are(run, model, tmp_path: Path):
+    scores, noises = run(IN_DOUBT, model, tmp_path)
     (greedy, none), (other, moved), again, (cached, moved_cached), other_again = scores
     assert (greedy, none) == (again[0], again[1])
     assert none == []
@@ -133,15 +112,17 @@ print(json.dumps(asyncio.run(asked(*sys.argv[1:]))))
 """
 
 
-def test_what_was_read_for_a_prompt_tells_its_beginnings_under_the_same_weights(tmp_path: Path):
-    passes, (longer, again, other), total = made(BEGINNINGS, tmp_path)
+def test_what_was_read_for_a_prompt_tells_its_beginnings_under_the_same_weights(run, model, tmp_path: Path):
+    passes, (longer, again, other), total = run(BEGINNINGS, model, tmp_path)
     assert passes == [30, 40, 30], "the third was told by the second, the fourth has other weights"
     assert again < 1e-4 < min(longer, other)
     assert abs(total - 1) < 1e-3
 
 
-def test_a_bare_engine_is_as_far_off_as_rounding_makes_it_and_one_with_other_weights_is_refused(tmp_path: Path):
-    measured, near, said = made(MEASURE, tmp_path)
+def test_a_bare_engine_is_as_far_off_as_rounding_makes_it_and_one_with_other_weights_is_refused(
+    run, model, tmp_path: Path
+):
+    measured, near, said = run(MEASURE, model, tmp_path)
     assert set(measured) == {"reference", "alone", "by 4", "all, in chunks", "all again", "all, cached"}
     assert all(0 < largest < 1e-4 for largest in measured.values()), measured
     assert near == 2 * max(measured.values())

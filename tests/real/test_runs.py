@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.real.test_ranks import run
-
 pytestmark = pytest.mark.real
 
 END = """
@@ -44,5 +42,5 @@ print(json.dumps(asyncio.run(main())))
 
 
 @pytest.mark.parametrize(("way", "closed"), [("threaded", ["client"]), ("in the host's loop", [])])
-def test_what_a_failed_run_left_under_way_is_cancelled_and_nothing_else(way, closed):
+def test_what_a_failed_run_left_under_way_is_cancelled_and_nothing_else(run, way, closed):
     assert run(END, way) == ["ValueError: a sync failed while 1 rollout was under way", ["rollout", *closed], 2]

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness import PROJECT
 from harness.contract.vocabulary import LLAMA_SAMPLING, TINY, TINY_SAMPLING
 from harness.driving import models
-from harness.machine import environments
 from harness.machine.progress import console_progress
-from harness.machine.targets import known
+from tests.real.scripts import interpreter
 
 pytestmark = pytest.mark.real
 
@@ -54,19 +48,7 @@ print(json.dumps(found))
 """
 
 
-def run(script: str, *arguments: Path, python: Path | None = None) -> Any:
-    """The output of a script under an interpreter, by default the reference's."""
-    command = [str(python or interpreter()), "-c", script, *map(str, arguments)]
-    variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=variables)
-    return json.loads(said.stdout.splitlines()[-1])
-
-
-def interpreter() -> Path:
-    return environments.ensure(str(known("reference").environment), "cpu", root=PROJECT)
-
-
-def test_smollm2_knows_the_capital_of_france_and_its_tokenizer_loses_nothing():
+def test_smollm2_knows_the_capital_of_france_and_its_tokenizer_loses_nothing(run):
     model = models.smollm2(interpreter(), console_progress())
     answer, lossless, end = run(ASK, model)
     assert "Paris" in answer
@@ -74,7 +56,7 @@ def test_smollm2_knows_the_capital_of_france_and_its_tokenizer_loses_nothing():
     assert end == json.loads((model / "config.json").read_text())["eos_token_id"]
 
 
-def test_the_reference_reads_the_facts_of_a_vocabulary():
+def test_the_reference_reads_the_facts_of_a_vocabulary(run):
     made = [models.tiny_model(interpreter(), console_progress(), family) for family in ("qwen2", "llama")]
     tiny, llama, real = run(FACTS, *made, models.smollm2(interpreter(), console_progress()))
     assert tiny == [True, True, "abcxyz", 94, TINY.space, False, TINY_SAMPLING]
