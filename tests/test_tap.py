@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import httpx
@@ -52,18 +53,11 @@ def choice(index: int = 0, first: int = 10) -> dict[str, Any]:
     }
 
 
-class QuickServer(uvicorn.Server):
-    """Looks every 5 ms whether it should exit. uvicorn's own looks every 100 ms."""
-
-    async def main_loop(self) -> None:
-        await self.on_tick(0)
-        while not self.should_exit:
-            await asyncio.sleep(0.005)
-
-
 @pytest.fixture(autouse=True)
 def _quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn, "Server", QuickServer)
+    """uvicorn looks every 100 ms whether it should exit, and pauses as long when it does."""
+    quick = vars(asyncio) | {"sleep": lambda seconds: asyncio.sleep(seconds / 20)}
+    monkeypatch.setattr("uvicorn.server.asyncio", SimpleNamespace(**quick))
 
 
 class Upstream:
