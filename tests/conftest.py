@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-ONE_WORKER = ("tests/real/", "tests/test_environments.py", "tests/test_matrix_page.py", "tests/test_plugin.py")
-"""A machine holds one real stack at a time. A kit is filled once. One browser is enough. So are one process's runs."""
+ONE_WORKER = (
+    "tests/real/test_death.py",
+    "tests/real/",
+    "tests/test_environments.py",
+    "tests/test_matrix_page.py",
+    "tests/test_plugin.py",
+)
+"""A machine holds one real stack at a time. Scripts share their imports. A kit is filled once. One browser is enough. So are one
+process's runs. Of two places that hold a test, the first one counts."""
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy or not
 settings.load_profile("any machine")
