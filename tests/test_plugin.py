@@ -143,9 +143,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 NO_AUTOLOAD = ("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hundreds of modules that no scenario uses
 GIVEN = ["--baseline=toy:legacy", "--candidate=toy:http", "--engine=cpu", "--model=model", "--topology=disaggregated"]
 EACH = """
-import sys, pytest
+import shlex, sys, pytest
 for options in sys.argv[1:]:
-    ended = f"ended with {pytest.main(['-pno:cacheprovider', *options.split()]):d}"
+    ended = f"ended with {pytest.main(['-pno:cacheprovider', *shlex.split(options)]):d}"
     print(ended, flush=True)
     print(ended, file=sys.stderr, flush=True)
 """
@@ -286,28 +286,25 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
     ]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "driven"),
-    [
-        ([], False),
-        (["-m", "wave1"], False),
-        (["--bulk"], True),
-        (["-m", "bulk"], True),
-        (["-k", "many or greedy"], True),
-        (["-k", "not greedy"], False),
-        (["-k", "many and not greedy"], True),
-        (["scenarios/wave1/test_bulk.py"], True),
-    ],
-)
-def test_bulk_is_driven_where_it_is_chosen_and_left_out_in_words_otherwise(project: pytest.Pytester, chosen, driven):
+BULK_IS_DRIVEN = {
+    "scenarios": False,
+    "scenarios -m wave1": False,
+    "scenarios --bulk": True,
+    "scenarios -m bulk": True,
+    "scenarios -k 'many or greedy'": True,
+    "scenarios -k 'not greedy'": False,
+    "scenarios -k 'many and not greedy'": True,
+    "scenarios/wave1/test_bulk.py": True,
+}
+
+
+def test_bulk_is_driven_where_it_is_chosen_and_left_out_in_words_otherwise(project: pytest.Pytester):
     (project.path / "scenarios" / "wave1" / "test_bulk.py").write_text(BULK)
-    paths = [one for one in chosen if one.endswith(".py")] or ["scenarios"]
-    shown = project.runpytest_subprocess(
-        *paths, *GIVEN, "--collect-only", "-q", *(one for one in chosen if one not in paths)
-    )
-    assert ("test_many[toy:http@disaggregated]" in shown.stdout.str()) == driven
-    said = "left out: 1 scenarios that send hundreds of requests (--bulk adds them)"
-    assert (said in shown.outlines) == (not driven)
+    ends = each(project.path, [f"{chosen} {' '.join(GIVEN)} --collect-only -q" for chosen in BULK_IS_DRIVEN])
+    for (chosen, driven), shown in zip(BULK_IS_DRIVEN.items(), ends, strict=True):
+        assert ("test_many[toy:http@disaggregated]" in shown.stdout.str()) == driven, chosen
+        said = "left out: 1 scenarios that send hundreds of requests (--bulk adds them)"
+        assert (said in shown.outlines) == (not driven), chosen
 
 
 def test_bulk_that_has_no_place_in_this_run_is_not_said_to_be_left_out(project: pytest.Pytester):
