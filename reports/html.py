@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
     across, rows = view.task_rows(judgement, plan)
     found = view.divergences(judgement)
     return (
-        _environment(judgement)
+        _environment()
         .get_template("report.html.j2")
         .render(
             judgement=judgement,
@@ -110,11 +111,18 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def _environment(judgement: Judgement) -> jinja2.Environment:
+@cache
+def _environment() -> jinja2.Environment:
+    """Made once: Jinja compiles the page's template for each environment."""
     made = environment()
-    made.filters["command"] = lambda verdict: reproduce.command(verdict, judgement.run)
+    made.filters["command"] = _command
     made.globals |= {"MARK": MARK, "group": _group, "stacks_of": view.stacks_of}
     return made
+
+
+@jinja2.pass_context
+def _command(page: jinja2.runtime.Context, verdict: Verdict) -> str:
+    return reproduce.command(verdict, page["run"])
 
 
 def _short_name(target: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -16,6 +17,7 @@ from reports.view import Counts, count
 
 FORMAT: Literal[2] = 2
 """Version of report.json. A reader refuses any other. Format 1 asked whether legacy may be removed."""
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @final
@@ -86,8 +88,8 @@ def plain(value: Any, *, as_number: bool) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return 1.7976931348623157e308 if as_number else str(value)
-        case str() if any("\ud800" <= c <= "\udfff" for c in value):
-            return "".join(visible(c) if "\ud800" <= c <= "\udfff" else c for c in value)
+        case str():
+            return SURROGATE.sub(lambda found: visible(found[0]), value)
         case dict():
             return {plain(str(k), as_number=as_number): plain(v, as_number=as_number) for k, v in value.items()}
         case list() | tuple():
