@@ -17,4 +17,6 @@ def one_rank(held: ranks.Held, rank: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    import torch.distributed  # noqa: F401 - imported once, before the ranks fork
+
     ranks.main(2, one_rank)
