@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ settings.load_profile("any machine")
 def pytest_configure() -> None:
     """Restore SIGINT's default handler: if pytest's parent ignores SIGINT, the processes that tests start would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One worker more than cores: for a third of their time, tests wait for processes that they started or ended."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
