@@ -186,6 +186,14 @@ def test_a_cell_that_fails_is_told_with_its_reason_and_the_others_are_driven(fol
 
 
 @pytest.mark.parametrize(
+    ("target", "says"), [("miniature", "nothing to drive, the stack offers none of it"), ("miniature:retry", "green")]
+)
+def test_a_cell_of_which_a_stack_offers_nothing_is_told_so_and_is_not_red(folder, target, says):
+    [one] = plan([target], ["disaggregated"], [2], "pausing_twice", arguments=["-k", "pausing_twice"])
+    assert says in driven(folder, one, LAUNCH).told
+
+
+@pytest.mark.parametrize(
     ("script", "says"),
     [
         ("import os\nos.kill(os.getpid(), 9)", "ended by SIGKILL"),

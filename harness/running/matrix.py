@@ -99,11 +99,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     failed: str = ""
     """Why the cell has no whole run; empty for a run that was completed and judged, whatever its verdicts."""
+    offered: bool = True
+    """False if the target offers none of the cell's scenarios: they are missing, and nothing was driven."""
 
     @property
     def told(self) -> str:
-        words = self.failed and f"failed: {self.failed}"
-        return f"{self.order.cell}: {words or ('red' if self.exit_status else 'green')}, {self.seconds:.0f} s"
+        if self.failed:
+            words = f"failed: {self.failed}"
+        elif not self.offered:
+            words = "nothing to drive, the stack offers none of it"
+        else:
+            words = "red" if self.exit_status else "green"
+        return f"{self.order.cell}: {words}, {self.seconds:.0f} s"
 
 
 def plan(
@@ -270,11 +277,13 @@ class MatrixFolder:
 
     def end(self, order: Order, status: int, seconds: float, failed: str = "") -> Outcome:
         """Note what a cell came to. `failed` says why its command did not run to its end."""
+        failed = failed or self._why_failed(order, status, self.log_of(order.cell))
         found = Outcome(
             order=order,
             exit_status=status,
             seconds=round(seconds, 1),
-            failed=failed or self._why_failed(order, status, self.log_of(order.cell)),
+            failed=failed,
+            offered=bool(failed or RunFolder.existing(self.run_of(order.cell)).recorded()),
         )
         _write(self.cells / f"{order.cell.name}.json", found)
         return found
