@@ -17,7 +17,7 @@ import msgspec
 
 from fixtures.prompts import Prompts
 from harness.contract.capability import Capability
-from harness.contract.states import FIRST, GIVEN_UP, STEPS, State, Step, after, allowed, closing, needs
+from harness.contract.states import FIRST, GIVEN_UP, NO_REQUEST, STEPS, State, Step, after, allowed, closing, needs
 from harness.driving.stack import Stack
 from scenarios.requests import ANSWER, SPREAD, long
 
@@ -31,6 +31,7 @@ COMMON = frozenset(
     | {"chat_completion"}
 )
 """Capabilities of sequences that need no others, so that stacks which offer little are asked too."""
+DEATH = COMMON | {"kill_server"}
 HOLD_S = 0.25
 """Seconds that a pause with requests lasts at least: long enough to catch an engine that runs on."""
 
@@ -70,8 +71,13 @@ def sleeps(sequence: Iterable[Step]) -> bool:
 
 
 def spoils(sequence: Iterable[Step]) -> bool:
-    """True if a sync is given up in it: the next scenario gets a fresh start."""
-    return any(step.how == GIVEN_UP for step in sequence)
+    """True if a sync is given up in it, or a server dies: the next scenario gets a fresh start."""
+    return dies(sequence) or any(step.how == GIVEN_UP for step in sequence)
+
+
+def dies(sequence: Iterable[Step]) -> bool:
+    """True if a server dies in it."""
+    return any(step.do == "kill_server" for step in sequence)
 
 
 def cells(sequence: Iterable[Step]) -> set[Cell]:
@@ -140,25 +146,37 @@ def chosen(sequences: list[Sequence], count: int, visited: set[Cell]) -> list[Se
     return best
 
 
+def kind_of(sequence: Sequence) -> str:
+    """What names its group: "asleep" if engines sleep in it, "death" if a server dies that has requests, "torn" if a sync is given
+    up, "" if nothing of it happens."""
+    if any(step == "kill_server" and requests == NO_REQUEST for step, _, requests in cells(sequence)):
+        return "idle death"
+    return "asleep" if sleeps(sequence) else "death" if dies(sequence) else "torn" if spoils(sequence) else ""
+
+
 def write() -> None:
-    """Draw and choose the kept sequences."""
+    """Draw and choose sequences, beside those that are kept already: the ledger and recordings name these."""
     groups: list[tuple[str, int, Callable[[Step], bool]]] = [
         ("common", 6, lambda step: needs(step) <= COMMON and not sleeps([step]) and not spoils([step])),
         ("all", 7, lambda step: not sleeps([step]) and not spoils([step])),
         ("common_asleep", 8, lambda step: needs(step) <= COMMON and not spoils([step])),
         ("all_asleep", 9, lambda step: not spoils([step])),
         ("common_torn", 2, lambda step: needs(step) <= COMMON and not sleeps([step])),
-        ("all_torn", 1, lambda step: not sleeps([step])),
+        ("all_torn", 1, lambda step: not sleeps([step]) and not dies([step])),
+        ("common_death", 3, lambda step: needs(step) <= DEATH and not sleeps([step]) and step.how != GIVEN_UP),
+        ("all_death", 1, lambda step: not sleeps([step]) and step.how != GIVEN_UP),
     ]
     lines = ["# Written by `python -m scenarios.sequences`. Do not edit."]
-    visited: set[Cell] = set()
-    for name, count, fits in groups:
-        sequences = [
-            one for one in drawn(fits) if (name.endswith("asleep"), name.endswith("torn")) == (sleeps(one), spoils(one))
-        ]
-        for number, sequence in enumerate(chosen(sequences, count, visited), 1):
-            steps = "".join(f'  "{step}",\n' for step in sequence)
-            lines.append(f'\n[[sequences]]\nname = "{name}_{number}"\nsteps = [\n{steps}]')
+    found = {one.name: one.sequence for one in kept()}
+    visited = {cell for sequence in found.values() for cell in cells(sequence)}
+    for group, count, fits in groups:
+        names = [f"{group}_{number}" for number in range(1, count + 1)]
+        if new := [name for name in names if name not in found]:
+            sequences = [one for one in drawn(fits) if kind_of(one) == group.partition("_")[2]]
+            found |= zip(new, chosen(sequences, len(new), visited), strict=True)
+        for name in names:
+            steps = "".join(f'  "{step}",\n' for step in found[name])
+            lines.append(f'\n[[sequences]]\nname = "{name}"\nsteps = [\n{steps}]')
     Path(str(files("scenarios") / KEPT)).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -166,7 +184,8 @@ def write() -> None:
 
 
 async def drive(stack: Stack, prompts: Prompts, sequence: Iterable[Step]) -> None:
-    """The steps in their order, then those that bring the stack back, and answers of every server."""
+    """The steps in their order, then those that bring the stack back, and answers of every server. After a death, answers of the
+    living server, unless its weights are torn."""
     driver, state = _Driver(stack, prompts), FIRST
     async with asyncio.TaskGroup() as tasks:
         for step in sequence:
@@ -175,8 +194,11 @@ async def drive(stack: Stack, prompts: Prompts, sequence: Iterable[Step]) -> Non
         for step in closing(state):
             await driver.do(step, state, tasks)
             state = after(state, step)
-    await stack.digests()
-    await stack.generate(prompts.unique(SPREAD), **ANSWER)
+    if not state.dead:
+        await stack.digests()
+        await stack.generate(prompts.unique(SPREAD), **ANSWER)
+    elif not state.torn:
+        await stack.attempt(stack.generate(prompts.unique(SPREAD), **ANSWER))
 
 
 class _Driver:
@@ -190,12 +212,14 @@ class _Driver:
     async def do(self, step: Step, state: State, tasks: asyncio.TaskGroup) -> None:
         match step:
             case Step(do="send"):
-                self.background.append(tasks.create_task(self._ask(step.how, long(self.stack))))
+                sent = tasks.create_task(self._ask(step.how, long(self.stack)))
+                self.background.append(sent)
                 if state.paused:
                     await asyncio.sleep(0)  # the call is recorded before the next step's
                 else:
                     await self.stack.until(
-                        lambda seen: seen.requests > 0 and seen.tokens > 0, "tokens of what was sent"
+                        lambda seen: (seen.requests > 0 and seen.tokens > 0) or (state.dead and sent.done()),
+                        "tokens of what was sent",
                     )
             case Step(do="cancel"):
                 self.background.pop(0).cancel()
@@ -227,6 +251,8 @@ class _Driver:
                 await stack.attempt(stack.sync_weights(1 + self.syncs % 2, chunks=int(step.how)))
             case "reset_prefix_cache":
                 await stack.attempt(stack.reset_prefix_cache(reset_running_requests=bool(step.how)))
+            case "kill_server":
+                await stack.kill_server(stack.servers[0])
             case "tokenize":
                 await stack.attempt(stack.tokenize(self.prompts.texts(2)))
             case _:

@@ -28,7 +28,8 @@ def test_closing_brings_every_state_back():
         for step in closing(found):
             assert forbidden(state, step) is None, f"{step} while {state}"
             state = after(state, step)
-        assert (str(state), state.pending) == ("running", ())
+        assert state.pending == ()
+        assert found.dead or str(state) == "running"
 
 
 def test_weights_that_a_sleep_discarded_come_back_with_a_sync_only():

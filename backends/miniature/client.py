@@ -381,7 +381,8 @@ class Client:
         await self.everywhere("pause_generation", mode=mode, clear_cache=clear_cache)
 
     def paused(self) -> dict[str, bool]:
-        return {engine.name: engine.frozen for engine in self.engines}
+        """Whether each living server is paused."""
+        return {engine.name: engine.frozen for engine in self.engines if not engine.dead}
 
     def world_size(self) -> int:
         """Inference workers over all servers."""

@@ -8,23 +8,25 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
 from harness.checks.echo import CONTROL_OPS, reached
 from harness.contract.faults import Fact
-from harness.records.recording import Call
+from harness.records.recording import Call, Observation
 
 
 def _judge_fan_out(evidence: Evidence) -> Finding:
-    calls = [c for method in CONTROL_OPS for c in evidence.calls(method) if c.error is None]
+    calls = [c for method in CONTROL_OPS for c in evidence.calls(method) if binding(evidence, c)]
     if not calls:
         return untestable("no control call succeeded")
     wrong: list[tuple[str, dict[str, Any]]] = []
     for call in calls:
-        seen = Counter(control.server for control in reached(evidence, call))
+        seen = Counter(control.server for control in taken(evidence, call))
+        living = [server for server in evidence.header.servers if server not in dead_at(evidence, call.started_ns)]
         shown = {
             "call": call.id,
             "method": call.method,
             "times by server": {s: seen[s] for s in evidence.header.servers},
         }
-        if any(seen[server] == 0 for server in evidence.header.servers):
-            wrong.append((f"{call.method}() did not reach every server", shown))
+        if any(seen[server] == 0 for server in living):
+            every = "every server" if living == evidence.header.servers else "the living server"
+            wrong.append((f"{call.method}() did not reach {every}", shown))
         elif any(times > 1 for times in seen.values()):
             wrong.append((f"{call.method}() reached a server more than once", shown))
     servers = len(evidence.header.servers)
@@ -47,6 +49,21 @@ def dead_at(evidence: Evidence, at_ns: int) -> set[str]:
     """The servers killed up to that time."""
     kills = [call for call in evidence.calls("kill_server") if call.error is None and call.ended_ns <= at_ns]
     return {call.request["server"] for call in kills}
+
+
+def binding(evidence: Evidence, call: Call) -> bool:
+    """True if the living servers have to obey a control call: it succeeded, or a server was dead and it failed there."""
+    return call.error is None or bool(dead_at(evidence, call.started_ns))
+
+
+def taken(evidence: Evidence, call: Call) -> list[Observation]:
+    """What engines took of a control call. If it failed at a dead server, a living one may take it after the caller knows."""
+    if call.error is None:
+        return reached(evidence, call)
+    later = (other.started_ns for other in evidence.calls(call.method) if other.started_ns > call.started_ns)
+    until = min(later, default=None)
+    seen = evidence.controls(CONTROL_OPS[call.method])
+    return [one for one in seen if call.started_ns <= one.at_ns and (until is None or one.at_ns < until)]
 
 
 def _all_dead(evidence: Evidence, call: Call) -> bool:

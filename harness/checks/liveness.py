@@ -64,7 +64,7 @@ def _judge_ends(evidence: Evidence) -> Finding:
     wrong: list[tuple[str, dict[str, Any]]] = []
     calls, found = evidence.calls(), rows(evidence)
     for call in calls:
-        why = _bad_error(call)
+        why = bad_error(call)
         if why is not None:
             assert call.error is not None
             shown = {"call": call.id, "kind": call.error.kind, "message": call.error.message[:300]}
@@ -99,7 +99,7 @@ EMPTY_WORDS = re.compile(r"internal server error|object has no attribute '\w+'|u
 """Parts of an error, in lower case, that hold such words and say nothing: 500's own phrase, an attribute's name, an address."""
 
 
-def _bad_error(call: Call) -> str | None:
+def bad_error(call: Call) -> str | None:
     """What is wrong with a call's error; None if the call succeeded, or its error says that a server or the way to it is gone."""
     if call.error is None:
         return None
@@ -109,9 +109,14 @@ def _bad_error(call: Call) -> str | None:
         return "ended only because the whole stack was given up"
     if call.error.kind in NAMELESS or not call.error.message.strip():
         return "failed with an error that has no name or no message"
-    said = EMPTY_WORDS.sub("", f"{call.error.kind} {call.error.message}".lower())
-    tells = call.error.status not in (None, HTTPStatus.INTERNAL_SERVER_ERROR) or any(word in said for word in GONE)
+    tells = says_gone(call.error.kind, call.error.message, call.error.status)
     return None if tells else f"failed with an error that does not say that a server is gone: {call.error.said}"
+
+
+def says_gone(kind: str, message: str, status: int | None) -> bool:
+    """True if an error says that a server or the way to it is gone."""
+    said = EMPTY_WORDS.sub("", f"{kind} {message}".lower())
+    return status not in (None, HTTPStatus.INTERNAL_SERVER_ERROR) or any(word in said for word in GONE)
 
 
 def _hollow(row: Row) -> str | None:

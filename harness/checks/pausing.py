@@ -24,6 +24,7 @@ from harness.checks.base import (
     passed,
     untestable,
 )
+from harness.checks.control_plane import binding, taken
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
 from harness.checks.sampling import draws_repeat
 from harness.checks.tokens import RESHAPING
@@ -63,9 +64,10 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pauses(evidence: Evidence) -> list[Pause]:
-    """Every pause of the scenario that a resume ended. A pause() during a pause changes nothing."""
+    """Every pause of the scenario that a resume ended. A pause() during a pause changes nothing. One that failed at a dead server
+    lasts from when the living one had obeyed."""
     changes = sorted(
-        (c for m in ("pause", "resume") for c in evidence.calls(m) if c.error is None), key=lambda c: c.started_ns
+        (c for m in ("pause", "resume") for c in evidence.calls(m) if binding(evidence, c)), key=lambda c: c.started_ns
     )
     found: list[Pause] = []
     first: Call | None = None
@@ -78,7 +80,7 @@ def pauses(evidence: Evidence) -> list[Pause]:
                     call=first,
                     mode=first.request.get("mode", "keep"),
                     asked_ns=first.started_ns,
-                    from_ns=first.ended_ns,
+                    from_ns=max([first.ended_ns, *(seen.data["ended_ns"] for seen in taken(evidence, first))]),
                     to_ns=call.started_ns,
                 )
             )

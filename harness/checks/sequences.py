@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import EVERY, Check, Evidence, Finding, Tap, concluded, kept, untestable
+from harness.checks.control_plane import dead_at
 from harness.checks.failed_sync import as_planned, given_up
-from harness.checks.matching import WITH_ROWS, is_error, queries, rows, said_by
+from harness.checks.liveness import bad_error, says_gone
+from harness.checks.matching import WITH_ROWS, error_in, is_error, queries, rows, said_by
 from harness.checks.pausing import GRACE_NS, Pause, pauses
 from harness.contract import states
 from harness.contract.errors import CANCELLED
@@ -79,6 +81,26 @@ def _failed(call: Call) -> str | None:
     return said_by(body) if isinstance(body, dict) and is_error(body) else None
 
 
+def _blamed(evidence: Evidence, call: Call) -> str | None:
+    """What is wrong with a failure, beside that it is one; None for a failure that a server's death excuses. A call that asks every
+    server may fail by an error that says that one is gone, and so may a request that met the dying server."""
+    kill = next((kill for kill in evidence.succeeded("kill_server") if kill.started_ns < call.ended_ns), None)
+    if kill is None:
+        return ""
+    body = (call.result or {}).get("body")
+    if (bad_error(call) is not None) if call.error else not says_gone(*error_in(body or {})):
+        return " by an error that does not say that a server is gone"
+    if call.method in states.TO_ALL:
+        return None
+    if call.started_ns > kill.ended_ns:
+        return ", though another server lives"
+    ran: dict[tuple[int, ...] | None, set[str]] = {row.prompt: set() for row in rows(evidence) if row.call is call}
+    for execution in evidence.executions:
+        ran.get(execution.prompt, set()).add(execution.server)
+    harmed = not all(ran.values()) or any(kill.request["server"] in servers for servers in ran.values())
+    return None if harmed else ", though no server that it ran on died"
+
+
 def _wrong(evidence: Evidence) -> Iterator[tuple[str, dict[str, Any]]]:
     broken = set()
     for call, step, state in states_of(evidence):
@@ -86,8 +108,9 @@ def _wrong(evidence: Evidence) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"a sync that the trainer gave up is reported as done while {state}", {"call": call.id}
         elif (said := _failed(call)) is not None and not (given_up(call) and as_planned(call)):
             broken.add(call.id)
-            shown = {"call": call.id, "state": str(state), "requests": state.requests, "said": said[:300]}
-            yield f"{step} failed while {state}", shown
+            if (why := _blamed(evidence, call)) is not None:
+                shown = {"call": call.id, "state": str(state), "requests": state.requests, "said": said[:300]}
+                yield f"{step} failed while {state}{why}", shown
     aborts = [call for call in evidence.calls("pause") if call.request["mode"] == "abort"]
     for row in rows(evidence):
         if row.call.id in broken or row.call.error is not None:
@@ -97,16 +120,24 @@ def _wrong(evidence: Evidence) -> Iterator[tuple[str, dict[str, Any]]]:
             may.add("abort")
         if row.finish_reason not in may or (row.tokens == () and row.finish_reason != "abort"):
             yield "a request was cut short", {**row.shown, "finish_reason": row.finish_reason}
+    yield from _misreported(evidence)
+    for pause in pauses(evidence):
+        yield from _ran_on(evidence, pause)
+
+
+def _misreported(evidence: Evidence) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What the stack says of its own state, and is not so."""
     for call, _, state in states_of(evidence):
         if call.method == "is_paused" and call.result is not None and not state.asleep:
-            answers = call.result["servers"]
+            dead = dead_at(evidence, call.started_ns)
+            answers = {server: said for server, said in call.result["servers"].items() if server not in dead}
             if set(answers.values()) != {state.paused is not None}:
                 yield (
                     f"is_paused() says otherwise {_when(evidence, call.started_ns)}",
                     {"call": call.id, "said": answers},
                 )
-    for pause in pauses(evidence):
-        yield from _ran_on(evidence, pause)
+        elif call.method == "health" and call.result not in (None, {"healthy": True}):
+            yield f"health() is not true while {state}", {"call": call.id, "result": call.result}
 
 
 def _when(evidence: Evidence, at_ns: int) -> str:
@@ -142,12 +173,14 @@ def _judge(evidence: Evidence) -> Finding:
 
 AS_THE_STATE_SAYS = Check(
     name="as_the_state_says",
-    fault="a call that the contract allows fails after an unusual order of calls, or another call ends a pause",
+    fault="a call that the contract allows fails after an unusual order of calls, another call ends a pause, or a server's death "
+    "harms what the living server does",
     next_step="read the state in the evidence, and the calls before it in the scenario's timeline",
     reads=Fact.ANSWERS | Fact.ERRORS | Fact.PAUSES,
     falsifies=ROWS | Fact.PAUSES,
     errors_of=EVERY,
-    source="harness/contract/states.py; SkyRL 0.2.0, InferenceEngineClient.pause_generation: until resume_generation; vLLM, /pause",
+    source="harness/contract/states.py; SkyRL 0.2.0, InferenceEngineClient.pause_generation: until resume_generation; vLLM, /pause; "
+    "SkyRL #904 and #899: a server's death",
     tap=Tap.READ_EVERYWHERE,
     judge=_judge,
     queries=queries,

@@ -30,6 +30,9 @@ GIVEN_UP = "given up"
 REQUESTS = ("generate", "sample", "chat_completion", "completion")
 QUESTIONS = ("is_paused", "health", "world_size", "tokenize")
 """Calls that change nothing and need no weights."""
+TO_ALL = ("pause", "resume", "sleep", "wake_up", "sync_weights", "reset_prefix_cache", "is_paused", "world_size")
+"""Calls that ask every server (SkyRL #904, "Control plane (fan-out)"). With one server dead they succeed at the living server, or
+fail by an error that says that a server is gone; either way the living server obeys."""
 
 
 class Step(msgspec.Struct, frozen=True, order=True):
@@ -58,6 +61,7 @@ STEPS: tuple[Step, ...] = (
     *(Step("send", method) for method in REQUESTS),
     *map(Step, ("cancel", "finish")),
     *map(Step, QUESTIONS),
+    Step("kill_server"),
 )
 
 
@@ -92,7 +96,10 @@ class State(msgspec.Struct, frozen=True):
     lost: bool = False
     """True from sleep(level=2) to the next sync: the weights are gone."""
     torn: bool = False
-    """True from a sync that the trainer gave up to the next sync: a part of the weights may be new."""
+    """True from a sync that the trainer gave up to the next sync: a part of the weights may be new. With a server dead, true from
+    any sync on: nobody knows whether it was made at the living server."""
+    dead: bool = False
+    """True after the death of one server. The contract has no call that brings it back."""
     pending: tuple[Pending, ...] = ()
     """One for each call in the background."""
 
@@ -106,6 +113,8 @@ class State(msgspec.Struct, frozen=True):
             parts.append("weights lost")
         if self.torn:
             parts.append("weights torn")
+        if self.dead:
+            parts.append("one server dead")
         return ", ".join(parts) or "running"
 
     @property
@@ -145,6 +154,23 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[State, Step], object], str], ...]
     (_ASKS, lambda at, _: at.lost, "engines without weights cannot answer"),
     (_ASKS, lambda at, _: at.torn, "nobody knows what engines answer after a sync that failed"),
     (("cancel",), lambda at, _: not at.pending, "nothing is in the background"),
+    (("kill_server",), lambda at, _: at.dead, "one server has to live"),
+    (
+        ("kill_server",),
+        lambda at, _: at.asleep or at.lost or at.torn,
+        "no source says what a death means to engines that sleep, or whose weights are lost or torn",
+    ),
+    (
+        ("sleep", "wake_up"),
+        lambda at, _: at.dead,
+        "only colocated engines sleep, and sequences with a death are disaggregated",
+    ),
+    (
+        ("sync_weights",),
+        lambda at, _: at.dead and at.pending,
+        "a sync that a death fails is never made again: requests would wait",
+    ),
+    (("sync_weights",), lambda at, step: at.dead and step.how == GIVEN_UP, "a sync with a dead server may fail before"),
 )
 """(steps, when the contract does not allow them, why)."""
 
@@ -175,7 +201,7 @@ def after(state: State, step: Step) -> State:
         case "wake_up":
             change = {"asleep": tuple(tag for tag in state.asleep if step.how and tag != step.how)}
         case "sync_weights":
-            torn = step.how == GIVEN_UP
+            torn = step.how == GIVEN_UP or state.dead
             change = {"lost": state.lost and torn, "torn": torn}
         case "send":
             change = {"pending": (*state.pending, "queued" if state.paused else "in flight")}
@@ -183,6 +209,8 @@ def after(state: State, step: Step) -> State:
             change = {"pending": state.pending[1:]}
         case "finish":
             change = {"pending": ()}
+        case "kill_server":
+            change = {"dead": True}
     return msgspec.structs.replace(state, **change)
 
 
@@ -194,7 +222,10 @@ def allowed(state: State, step: Step) -> bool:
 
 
 def closing(state: State) -> list[Step]:
-    """Steps that bring a stack back: awake, resumed, its requests answered, with weights."""
+    """Steps that bring a stack back: awake, resumed, its requests answered, with weights. After a death, those that end requests:
+    the stack gets a fresh start."""
+    if state.dead and state.torn:
+        return []
     steps = [Step("sync_weights", "1")] if state.torn else []
     if state.asleep:
         steps.append(Step("wake_up"))
@@ -202,7 +233,7 @@ def closing(state: State) -> list[Step]:
         steps.append(Step("resume"))
     if state.pending:
         steps.append(Step("finish"))
-    return [*steps, Step("sync_weights", "1")]
+    return steps if state.dead else [*steps, Step("sync_weights", "1")]
 
 
 @lru_cache

@@ -6,21 +6,27 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
-from harness.checks.history import EXPLAINED
+from harness.checks.history import EXPLAINED, explained
 from harness.checks.sequences import AS_THE_STATE_SAYS
 from harness.checks.weights import EVERY_PARAMETER
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
-from scenarios.sequences import Kept, capabilities, drive, kept, legal, sleeps, spoils
+from scenarios.sequences import Kept, capabilities, dies, drive, kept, legal, sleeps, spoils
 
 
 def declared(one: Kept) -> dict[str, Any]:
-    """The scenario that a kept sequence is."""
+    """The scenario that a kept sequence is. Nobody can read a dead server's parameters."""
+    death: dict[str, Any] = {
+        "promise": "beside a dead server, calls work at the living one; what the dead one fails says so",
+        "checks": [AS_THE_STATE_SAYS, FAN_OUT, explained()],
+        "deadline_s": 180.0,
+    }
     return {
         "one": one,
         "needs": capabilities(one.sequence),
         "topologies": ("colocated" if sleeps(one.sequence) else "disaggregated",),
         "spoils": spoils(one.sequence),
+        **(death if dies(one.sequence) else {}),
     }
 
 
