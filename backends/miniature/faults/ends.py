@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 
 from backends.miniature.client import Client, error_body
-from backends.miniature.engine import BadRequest, Engine, Output, Request
+from backends.miniature.engine import BadRequest, Engine, EngineDead, Output, Request
 from backends.miniature.faults.registry import ONE, REFUSED, seeded
 from backends.miniature.router import Router
 from harness.contract.faults import Fact
@@ -273,6 +274,93 @@ class NobodyElseResumes(Client):
             self.fired += 1
             await self.tell(dead[0], op, **arguments)
         await super().everywhere(op, **arguments)
+
+
+@seeded(
+    "dead_server_ends_the_fan_out",
+    caught_by=["as_the_state_says", "fan_out"],
+    corrupts=Fact.PAUSES,
+    changes=frozenset({"Engine.kill"}),
+)
+class NobodyElsePauses(Client):
+    """With one server dead, pause() fails there and reaches no other: their requests run through it."""
+
+    async def everywhere(self, op: str, **arguments: Any) -> None:
+        dead = [engine for engine in self.engines if engine.dead]
+        if op == "pause_generation" and dead and len(dead) < len(self.engines):
+            self.fired += 1
+            await self.tell(dead[0], op, **arguments)
+        await super().everywhere(op, **arguments)
+
+
+@seeded(
+    "dead_server_ends_the_pause",
+    caught_by=["as_the_state_says"],
+    corrupts=Fact.PAUSES,
+    changes=frozenset({"Engine.kill"}),
+)
+class FailedCallsAreUndone(Client):
+    """A control call that fails at a dead server resumes the living ones, as if no pause had come before."""
+
+    async def everywhere(self, op: str, **arguments: Any) -> None:
+        try:
+            await super().everywhere(op, **arguments)
+        except EngineDead:
+            for engine in self.engines:
+                if engine.frozen and not engine.dead:
+                    self.fired += 1
+                    await engine.resume_generation()
+            raise
+
+
+@seeded(
+    "dead_server_fails_every_request",
+    caught_by=["as_the_state_says"],
+    corrupts=Fact.ANSWERS | Fact.ROUTES,
+    changes=frozenset({"Engine.kill"}),
+)
+class OneDeathIsEverybodys(Router):
+    """With one server dead, requests are refused that the others could answer."""
+
+    def server_of(self, session: SessionId | None) -> Engine:
+        if any(engine.dead for engine in self.engines):
+            self.fired += 1
+            raise EngineDead("a server is dead")
+        return super().server_of(session)
+
+
+@seeded(
+    "dead_server_takes_others_along",
+    caught_by=["as_the_state_says"],
+    corrupts=Fact.ERRORS,
+    changes=frozenset({"Engine.kill"}),
+)
+class OneConnectionForAll(Router):
+    """When a server dies, requests at the others fail with it."""
+
+    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        answer = asyncio.ensure_future(super().forward(engine, prompt, params, **more))
+        living = [one for one in self.engines if not one.dead]
+        while not (await asyncio.wait({answer}, timeout=0.01))[0]:
+            if any(one.dead for one in living) and not engine.dead:
+                self.fired += 1
+                answer.cancel()
+                raise EngineDead("a server died")
+        return await answer
+
+
+@seeded(
+    "dead_server_has_no_name", caught_by=["as_the_state_says"], corrupts=Fact.ERRORS, changes=frozenset({"Engine.kill"})
+)
+class ControlOfTheDeadHasNoName(Client):
+    """A control call that fails at a dead server says what its parser met, and no more."""
+
+    async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
+        try:
+            await super().tell(engine, op, **arguments)
+        except EngineDead:
+            self.fired += 1
+            raise ValueError("Expecting value: line 1 column 1 (char 0)") from None
 
 
 @seeded("slow", "every_server", caught_by=["pace"])
