@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
+from harness.checks.control_plane import FAN_OUT
 from harness.checks.pausing import GRACE_NS
 from harness.checks.sequences import AS_THE_STATE_SAYS
 from harness.records.recording import CallError
 from tests import traces
-from tests.checks.scene import Scene
+from tests.checks.scene import SERVERS, Scene
 
 PROMPTS = [[10, 11], [20, 21]]
 
@@ -126,3 +128,78 @@ def test_a_sync_that_the_trainer_gave_up_fails_as_planned():
         finding = given_up(**ended).judge(AS_THE_STATE_SAYS)
         assert finding.status == "fail"
         assert said in finding.reason
+
+
+def beside_a_dead_server(met=(None, None), control=None, reached=SERVERS[1:], later=None):
+    """Two requests, at server-0 and server-1, when server-0 dies; then a pause and a request. `met`, `control`, `later`: their
+    errors, or None. `reached`: the servers that took the pause."""
+    scene = Scene()
+    calls = [scene.generate([prompt], route=lambda *_, n=n: SERVERS[n]) for n, prompt in enumerate(PROMPTS)]
+    begun = calls[1].started_ns + 1
+    kill = traces.call("kill_server", {"server": SERVERS[0]}, {}, started_ns=begun, ended_ns=begun + 1)
+    scene.calls.insert(scene.calls.index(calls[1]) + 1, kill)
+    met_dead = scene.change(calls[0], ended_ns=kill.ended_ns + 1)
+    for call, error in zip((met_dead, calls[1]), met, strict=True):
+        if error is not None:
+            scene.change(call, error=error, result=None)
+    scene.control("pause", reached, mode="keep", error=control)
+    scene.call("health", {}, {"healthy": True})
+    scene.control("resume", SERVERS[1:])
+    last = scene.generate([[30, 31]], route=lambda *_: SERVERS[1])
+    if later is not None:
+        scene.change(last, error=later, result=None)
+    return scene
+
+
+GONE = traces.error("ClientConnectorError", "cannot connect to host")
+MUTE = traces.error("JSONDecodeError", "Expecting value")
+
+
+@pytest.mark.parametrize("told", [{}, {"met": (GONE, None)}, {"control": GONE}, {"met": (GONE, None), "control": GONE}])
+def test_what_a_dead_server_fails_may_say_so(told):
+    scene = beside_a_dead_server(**told)
+    assert scene.judge(AS_THE_STATE_SAYS).status == "pass"
+    assert ("pause keep", "one server dead", "no request") in visits(scene)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"met": (MUTE, None)}, "generate failed while running by an error that does not say that a server is gone"),
+        ({"met": (None, GONE)}, "generate failed while running, though no server that it ran on died"),
+        (
+            {"control": MUTE},
+            "pause keep failed while one server dead by an error that does not say that a server is gone",
+        ),
+        ({"later": GONE}, "generate failed while one server dead, though another server lives"),
+    ],
+)
+def test_a_death_excuses_nothing_else(told, why):
+    assert beside_a_dead_server(**told).judge(AS_THE_STATE_SAYS).reason == why
+
+
+def test_health_is_true_beside_a_dead_server():
+    scene = beside_a_dead_server()
+    asked = next(call for call in scene.calls if call.method == "health")
+    scene.change(asked, result={"healthy": False})
+    assert scene.judge(AS_THE_STATE_SAYS).reason == "health() is not true while paused (keep), one server dead"
+
+
+@pytest.mark.parametrize("error", [None, GONE])
+def test_a_control_call_reaches_the_living_server(error):
+    assert beside_a_dead_server(control=error).judge(FAN_OUT).status == "pass"
+    finding = beside_a_dead_server(control=error, reached=SERVERS[:1]).judge(FAN_OUT)
+    assert finding.reason == "pause() did not reach the living server"
+
+
+def test_a_pause_that_failed_at_a_dead_server_holds_the_living_one():
+    scene = beside_a_dead_server(control=GONE)
+    resume = next(call for call in scene.calls if call.method == "resume" and call.phase == "scenario")
+    number = scene.calls.index(resume)
+    for call in scene.calls[number:]:
+        scene.change(call, started_ns=call.started_ns + 2 * GRACE_NS, ended_ns=call.ended_ns + 2 * GRACE_NS)
+    scene.seen.append(
+        traces.observation("step", SERVERS[1], resume.started_ns + GRACE_NS + 50_000_000, tokens={"r": [1]})
+    )
+    finding = scene.judge(AS_THE_STATE_SAYS)
+    assert "an engine made tokens during pause(keep), and nothing came before" in finding.reason
