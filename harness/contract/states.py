@@ -171,6 +171,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[State, Step], object], str], ...]
         "a sync that a death fails is never made again: requests would wait",
     ),
     (("sync_weights",), lambda at, step: at.dead and step.how == GIVEN_UP, "a sync with a dead server may fail before"),
+    (
+        ("sync_weights",),
+        lambda at, _: at.dead and at.torn,
+        "the trainer has left the group of workers, and cannot join it again beside a dead one",
+    ),
 )
 """(steps, when the contract does not allow them, why)."""
 
