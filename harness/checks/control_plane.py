@@ -27,7 +27,7 @@ def _judge_fan_out(evidence: Evidence) -> Finding:
         if any(seen[server] == 0 for server in living):
             every = "every server" if living == evidence.header.servers else "the living server"
             wrong.append((f"{call.method}() did not reach {every}", shown))
-        elif any(times > 1 for times in seen.values()):
+        elif call.error is None and any(times > 1 for times in seen.values()):
             wrong.append((f"{call.method}() reached a server more than once", shown))
     servers = len(evidence.header.servers)
     return concluded(len(calls) * servers, wrong, calls=len(calls), servers=servers)
@@ -51,16 +51,23 @@ def dead_at(evidence: Evidence, at_ns: int) -> set[str]:
     return {call.request["server"] for call in kills}
 
 
+LATE_NS = 100_000_000
+"""Nanoseconds (0.1 s) in which a living server takes a control call that failed at a dead one: its caller knows before."""
+
+
 def binding(evidence: Evidence, call: Call) -> bool:
-    """True if the living servers have to obey a control call: it succeeded, or a server was dead and it failed there."""
-    return call.error is None or bool(dead_at(evidence, call.started_ns))
+    """True if the living servers have to obey a control call: it succeeded, or failed with a server dead, and there was time."""
+    if call.error is None:
+        return True
+    in_time = any(other.ended_ns > call.ended_ns + LATE_NS for other in evidence.calls())
+    return bool(dead_at(evidence, call.started_ns)) and in_time
 
 
 def taken(evidence: Evidence, call: Call) -> list[Observation]:
-    """What engines took of a control call. If it failed at a dead server, a living one may take it after the caller knows."""
+    """What engines took of a control call. Of one that failed: up to the next of its kind, unless that came at once."""
     if call.error is None:
         return reached(evidence, call)
-    later = (other.started_ns for other in evidence.calls(call.method) if other.started_ns > call.started_ns)
+    later = (one.started_ns for one in evidence.calls(call.method) if one.started_ns > call.ended_ns + LATE_NS)
     until = min(later, default=None)
     seen = evidence.controls(CONTROL_OPS[call.method])
     return [one for one in seen if call.started_ns <= one.at_ns and (until is None or one.at_ns < until)]

@@ -109,7 +109,8 @@ class Why(StrEnum):
     NO_SAMPLES = "no-samples-refused"
     """One stack refuses sample() with num_samples=0; the other returns nothing for it."""
     SERVER_DIED = "dead-server-asked-or-left"
-    """A server has died: one stack asks again elsewhere; on the other the call fails, or had not met the dead server."""
+    """A server has died: one stack asks again elsewhere; on the other the call fails, or had not met the dead server; so other
+    requests run at once."""
     HOP_BROKEN = "broken-hop-asked-again-or-left"
     """A call meets a broken hop: it fails on one stack; the other asks again, or has no such hop."""
     OTHER_SPREAD = "requests-on-other-servers"

@@ -284,6 +284,8 @@ def _concurrency(both: _Both) -> Facet:
             continue
         spread = each and not facet.differences and not facet.noisy
         why = (Why.OTHER_SPREAD,) if spread else _why_fewer(sides[0] if ours < theirs else sides[1])
+        if both.baseline.succeeded("kill_server") and both.candidate.succeeded("kill_server"):
+            why = (Why.SERVER_DIED,)
         facet.differences.append(Difference(place=f"most at once {place}", baseline=ours, candidate=theirs, why=why))
     return facet
 
