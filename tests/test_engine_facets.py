@@ -107,7 +107,7 @@ PAUSE = [("pause_generation", {"mode": "keep"})]
         (
             batch(EVEN[:1]) + KILLED,
             batch(EVEN[:1]) + batch(EVEN[:1], from_s=0.01)[1:] + KILLED,
-            {ATTEMPTS: [Why.SERVER_DIED], REQUESTS: [Why.SERVER_DIED], CONCURRENCY: [UNEXPLAINED]},
+            {ATTEMPTS: [Why.SERVER_DIED], REQUESTS: [Why.SERVER_DIED], CONCURRENCY: [Why.SERVER_DIED]},
         ),
         (batch(EVEN[:2]), batch(EVEN[:2])[:1], {ATTEMPTS: [UNEXPLAINED], REQUESTS: [UNEXPLAINED]}),
         (batch(EVEN[:1], **REFUSED), batch(EVEN[:1], **REFUSED)[:1], {ATTEMPTS: [Why.REFUSED_ELSEWHERE]}),
