@@ -19,7 +19,7 @@ def declared(one: Kept) -> dict[str, Any]:
     death: dict[str, Any] = {
         "promise": "beside a dead server, calls work at the living one; what the dead one fails says so",
         "checks": [AS_THE_STATE_SAYS, FAN_OUT, explained()],
-        "deadline_s": 240.0,
+        "deadline_s": 180.0,
     }
     return {
         "one": one,
