@@ -278,7 +278,7 @@ class NobodyElseResumes(Client):
 
 @seeded(
     "dead_server_ends_the_fan_out",
-    caught_by=["as_the_state_says", "fan_out"],
+    caught_by=["fan_out"],
     corrupts=Fact.PAUSES,
     changes=frozenset({"Engine.kill"}),
 )
