@@ -530,7 +530,7 @@ class PauseReturnsAfterAGrace(Client):
             return await paused
         await asyncio.wait({paused}, timeout=0.01)
         self.fired += not paused.done()
-        return None
+        return paused.result() if paused.done() else None
 
 
 @seeded("pause_ended_early", "by_wake_up", caught_by=["as_the_state_says"], corrupts=Fact.PAUSES, changes=PAUSED)
