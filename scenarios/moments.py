@@ -41,6 +41,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: list[int]
     max_tokens: int
+    session: str | None = None
 
 
 def ragged_budgets(prompts: Prompts) -> list[Ask]:
@@ -58,6 +59,11 @@ def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
         case Moment.BEFORE_FIRST_TOKEN:
             # More than run at once: a GPU has read 40 prompts before a pause reaches it.
             return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(160, length=40)]
+        case Moment.QUEUED if mode == "wait":
+            # Most go to one server: what is in front of the servers may let fewer through than all of them run at once.
+            sessions = ["queued", None]
+            asked = enumerate(prompts.unique(QUEUED))
+            return [Ask(prompt=prompt, max_tokens=40, session=sessions[at % 8 == 0]) for at, prompt in asked]
         case Moment.QUEUED:
             return [Ask(prompt=prompt, max_tokens=40) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:
@@ -74,7 +80,8 @@ async def ask_all(stack: Stack, asks: list[Ask], *, label: str, batched: bool = 
         return
     async with asyncio.TaskGroup() as callers:
         for ask in asks:
-            callers.create_task(stack.generate([ask.prompt], max_tokens=ask.max_tokens, **shared))
+            session: dict[str, Any] = {} if ask.session is None else {"session_ids": [ask.session]}
+            callers.create_task(stack.generate([ask.prompt], max_tokens=ask.max_tokens, **session, **shared))
 
 
 async def until(stack: Stack, moment: Moment, requests: int) -> None:
