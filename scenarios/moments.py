@@ -15,7 +15,7 @@ from fixtures.prompts import Prompts
 from harness.checks.moments import Moment
 from harness.checks.pausing import PAUSED, UNINTERRUPTED
 from harness.contract.errors import MissedMoment
-from harness.contract.messages import InFlightResult, PauseMode
+from harness.contract.messages import InFlightResult, PauseMode, SessionId
 from harness.driving.stack import Stack
 from scenarios.requests import GREEDY
 
@@ -61,9 +61,8 @@ def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
             return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(160, length=40)]
         case Moment.QUEUED if mode == "wait":
             # Most go to one server: what is in front of the servers may let fewer through than all of them run at once.
-            sessions = ["queued", None]
             asked = enumerate(prompts.unique(QUEUED))
-            return [Ask(prompt=prompt, max_tokens=40, session=sessions[at % 8 == 0]) for at, prompt in asked]
+            return [Ask(prompt=prompt, max_tokens=40, session="queued" if at % 8 else None) for at, prompt in asked]
         case Moment.QUEUED:
             return [Ask(prompt=prompt, max_tokens=40) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:
@@ -80,8 +79,9 @@ async def ask_all(stack: Stack, asks: list[Ask], *, label: str, batched: bool = 
         return
     async with asyncio.TaskGroup() as callers:
         for ask in asks:
-            session: dict[str, Any] = {} if ask.session is None else {"session_ids": [ask.session]}
-            callers.create_task(stack.generate([ask.prompt], max_tokens=ask.max_tokens, **session, **shared))
+            asked = {"max_tokens": ask.max_tokens, **shared}
+            sessions: list[SessionId] | None = None if ask.session is None else [ask.session]
+            callers.create_task(stack.generate([ask.prompt], session_ids=sessions, **asked))
 
 
 async def until(stack: Stack, moment: Moment, requests: int) -> None:

@@ -148,7 +148,7 @@ def chosen(sequences: list[Sequence], count: int, visited: set[Cell]) -> list[Se
 
 def kind_of(sequence: Sequence) -> str:
     """What names its group: "asleep" if engines sleep in it, "death" if a server dies that has requests, "torn" if a sync is given
-    up, "" if nothing of it happens."""
+    up, "" if nothing of it happens. "idle death", of a server without requests, is in no group."""
     if any(step == "kill_server" and requests == NO_REQUEST for step, _, requests in cells(sequence)):
         return "idle death"
     return "asleep" if sleeps(sequence) else "death" if dies(sequence) else "torn" if spoils(sequence) else ""

@@ -12,7 +12,7 @@ import pickle
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -619,30 +619,35 @@ class HttpStack(SkyRLStack):
         experiment = entry.experiment(configured, entry.no_group)
         taken = endpoint.taken() if request.port_taken else nullcontext()
         briefly = nobodys or bool(request.variables) or request.port_taken
-        with self._environment(request.variables, briefly=briefly) as changed, started, taken as port:
-            if port is not None and self.release.own_router:  # no configuration names its port
-                own = import_module(f"{self.package()}.router")
-                changed.enter_context(
-                    mock.patch.object(own, "InferenceRouter", functools.partial(own.InferenceRouter, port=port))
-                )
-            elif port is not None:
-                engine.router_init_kwargs |= {"port": port}
+        with (
+            self._environment(request.variables, briefly=briefly),
+            started,
+            taken as port,
+            nullcontext() if port is None else self._router_at(port, engine),
+        ):
             try:
                 return self._client_of(experiment)
             finally:
                 self._beside.append(experiment._inference_router)
 
     @contextmanager
-    def _environment(self, variables: Mapping[str, str], *, briefly: bool) -> Iterator[ExitStack]:
-        """An environment of a scenario's. `briefly`: in it the entry point waits `HEALTHY_S` for its router. Yields what undoes more
-        changes at its end."""
+    def _environment(self, variables: Mapping[str, str], *, briefly: bool) -> Iterator[None]:
+        """An environment of a scenario's. `briefly`: in it the entry point waits `HEALTHY_S` for its router."""
         with ExitStack() as changed:
             changed.enter_context(mock.patch.dict(os.environ, variables))
             if briefly:
                 router = type(self._router)
                 waits = functools.partialmethod(router._wait_until_healthy, timeout=HEALTHY_S)
                 changed.enter_context(mock.patch.object(router, "_wait_until_healthy", waits))
-            yield changed
+            yield
+
+    def _router_at(self, port: int, engine: Any) -> AbstractContextManager[Any]:
+        """While it is entered, the entry point's router gets this port. No configuration of 0.1.0 names it."""
+        if not self.release.own_router:
+            engine.router_init_kwargs |= {"port": port}
+            return nullcontext()
+        own = import_module(f"{self.package()}.router")
+        return mock.patch.object(own, "InferenceRouter", functools.partial(own.InferenceRouter, port=port))
 
     def engine_arguments_of(self, cfg: Any) -> Any:
         """As a server makes them of its command line."""

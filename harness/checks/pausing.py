@@ -63,6 +63,12 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     to_ns: int
 
 
+def _obeyed_ns(evidence: Evidence, pause: Call) -> int:
+    """From when on a pause has to hold: its end, or if it failed at a dead server, when the living one had taken it."""
+    late: list[int] = [] if pause.error is None else [seen.data["ended_ns"] for seen in taken(evidence, pause)]
+    return max([pause.ended_ns, *late])
+
+
 def pauses(evidence: Evidence) -> list[Pause]:
     """Every pause of the scenario that a resume ended. A pause() during a pause changes nothing. One that failed at a dead server
     lasts from when the living one had obeyed."""
@@ -80,7 +86,7 @@ def pauses(evidence: Evidence) -> list[Pause]:
                     call=first,
                     mode=first.request.get("mode", "keep"),
                     asked_ns=first.started_ns,
-                    from_ns=max([first.ended_ns, *(seen.data["ended_ns"] for seen in taken(evidence, first))]),
+                    from_ns=_obeyed_ns(evidence, first),
                     to_ns=call.started_ns,
                 )
             )

@@ -103,6 +103,8 @@ def _near_tie(baseline: Evidence, candidate: Evidence, one: Answer, other: Answe
 
 
 def _parting(one: Answer, other: Answer) -> int | None:
-    """Where the rows have different tokens first; None if one of them ends, or was cut off, before."""
+    """Where the rows have different tokens first; None if they have none, or one of them ends before."""
+    if one.tokens == other.tokens:
+        return None
     at = common_prefix(one.tokens, other.tokens)
     return None if at == min(len(one.tokens), len(other.tokens)) else at
