@@ -124,6 +124,17 @@ def test_a_server_with_nothing_to_pause_shows_nothing(check, mode):
     assert Paused(mode).judge(check).numbers["servers"] == 2
 
 
+def test_a_pause_that_returned_holds_from_then_on_however_late_a_server_obeys():
+    scene = Paused(leak=8)
+    scene.seen = [
+        msgspec.structs.replace(one, data=one.data | {"ended_ns": one.data["ended_ns"] + 15 * STEP})
+        if one.kind == "control" and one.data["op"] == "pause_generation"
+        else one
+        for one in scene.seen
+    ]
+    assert scene.judge(FROZEN).status == "fail"
+
+
 def test_what_put_the_promise_to_the_test_is_counted():
     assert Paused().judge(SAME_AS_UNINTERRUPTED).numbers["interrupted"] == 2
     assert Paused("abort").judge(ABORTED).numbers["interrupted"] == 2
