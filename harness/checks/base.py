@@ -281,13 +281,14 @@ def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
     finished: dict[tuple[str, str], Observation] = {}
     for seen in sorted(observations, key=lambda o: o.at_ns):
         match seen.kind:
+            case "step":
+                server, at_ns = seen.server, seen.at_ns
+                for request_id, new in seen.data["tokens"].items():
+                    tokens, times = made[server, request_id]
+                    tokens += new
+                    times += (at_ns,) * len(new)
             case "request":
                 started[seen.server, seen.data["request_id"]] = seen
-            case "step":
-                for request_id, new in seen.data["tokens"].items():
-                    tokens, times = made[seen.server, request_id]
-                    tokens += new
-                    times += [seen.at_ns] * len(new)
             case "finish":
                 finished[seen.server, seen.data["request_id"]] = seen
             case _:

@@ -6,6 +6,7 @@ Jobs that share a run record one seat (a target in a topology) in several files;
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Self, final
 
@@ -76,15 +77,14 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         end: recording.ScenarioEnd | None = None
         with path.open("rb") as file:
             file.seek(span.offset)
-            for number in range(span.line, span.line + span.lines):
-                raw = file.readline()
+            for number, raw in enumerate(islice(file, span.lines), start=span.line):
                 if not observations and raw.startswith(_OBSERVATION):
                     continue
                 match _decoded(raw, path, number):
-                    case recording.Call() as call:
-                        calls.append(call)
                     case recording.Observation() as observation:
                         seen.append(observation)
+                    case recording.Call() as call:
+                        calls.append(call)
                     case recording.Mark() as mark:
                         marks.append(mark)
                     case recording.ScenarioEnd() as last:
@@ -130,6 +130,8 @@ def index(path: Path) -> Index:
     spans: dict[tuple[str, int], Span] = {}
     for number, (raw, line) in enumerate(recording.walk(path, marks_only), start=1):
         offset += len(raw)
+        if line is None:  # a call or an observation
+            continue  # outside a scenario it is the driver's own, such as prepare_weight_sync
         match line:
             case recording.Header():
                 header = line
@@ -149,7 +151,7 @@ def index(path: Path) -> Index:
                     raise RecordingError(f"{path}:{number}: {start.scenario} was cut off")
                 footer = line
             case _:
-                pass  # a call or an observation; outside a scenario it is the driver's own, such as prepare_weight_sync
+                pass  # a mark
     if header is None or footer is None:
         raise RecordingError(f"{path} holds no recording")
     return Index(parts=(Part(path, header),), spans=spans, last_end=end)

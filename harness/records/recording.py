@@ -266,7 +266,8 @@ def walk(
                 line = decode(raw)
             except msgspec.DecodeError as e:
                 raise RecordingError(f"{path}:{number}: not a line of a recording: {e}") from e
-            _check_place(path, number, line, footer)
+            if line is not None or number == 1 or footer is not None:  # most lines are undecoded events in their place
+                _check_place(path, number, line, footer)
             if isinstance(line, Footer):
                 footer = line
             elif number > 1:
