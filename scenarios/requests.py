@@ -19,6 +19,10 @@ ANSWER: dict[str, Any] = {"max_tokens": 16, **GREEDY}
 SPREAD = 16
 """Enough prompts that each of two servers gets some, however a router spreads them: a fair one leaves a server out once in 30,000
 runs."""
+IMAGES = ("image", "multimodal", "multi-modal", "mm_", "encoder cache")
+"""Words by which an error names an image as its cause."""
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A PNG of one pixel, in base64."""
 EVERYWHERE = ("disaggregated", "colocated", "remote")
 """Wherever two engines can live: topologies of `scenarios/topologies.toml`."""
 PATIENCE_S = 1.0

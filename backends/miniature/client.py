@@ -216,6 +216,38 @@ class Client:
             topk_prompt_logprobs=[None, *(self.most_probable(row, most) for row in rows)] if most else None,
         )
 
+    async def tinker_sample(self, request: SampleRequest) -> Generation:
+        """SkyRL, SkyRLTrainBackend.sample: each sample is a request of its own, seeded as vLLM seeds its n choices. The first one of
+        them has the prompt's numbers."""
+        each = [
+            msgspec.structs.replace(
+                request,
+                num_samples=1,
+                sampling_params=request.sampling_params | {"seed": seed},
+                prompt_logprobs=request.prompt_logprobs and i == 0,
+            )
+            for i, seed in enumerate(self.seeds(request.sampling_params["seed"], request.num_samples))
+        ]
+        done = await asyncio.gather(*(self.sample(one) for one in each))
+        if any("abort" in one.stop_reasons for one in done):
+            self.refuse_parts()
+        return msgspec.structs.replace(
+            done[0],
+            response_ids=[tokens for one in done for tokens in one.response_ids],
+            stop_reasons=[reason for one in done for reason in one.stop_reasons],
+            response_logprobs=[numbers for one in done for numbers in one.response_logprobs or ()],
+            responses=None,
+            routed_experts=None,
+        )
+
+    def refuse_parts(self) -> None:
+        """Raises BadRequest: Tinker has no reason for a sample that was cut short."""
+        raise BadRequest("a pause cut a sample short")
+
+    def seeds(self, seed: int, samples: int) -> list[int]:
+        """One for each sample of a request of Tinker's."""
+        return list(range(seed, seed + samples))
+
     def prompt_logprobs(self, prompt: list[int], rows: list[model.Array]) -> list[float | None]:
         """Of each prompt token, from the distributions at the positions before it. The first token has none."""
         return [None, *(float(row[token]) for row, token in zip(rows, prompt[1:], strict=True))]

@@ -185,6 +185,8 @@ class Miniature:
         return await self.interface.generate(msgspec.structs.asdict(request))
 
     async def sample(self, request: messages.SampleRequest) -> messages.Generation:
+        if request.tinker is not None:
+            return await self.client.tinker_sample(request)
         return await self.interface.sample(
             request.prompt_token_ids,
             request.num_samples,

@@ -13,6 +13,7 @@ import functools
 import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +21,7 @@ from unittest import mock
 import httpx
 import msgspec
 
-from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release, runs, workers
+from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release, runs, tinker, workers
 from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import CPU_WORKER, EXPERTS, TOOLS
 from backends.skyrl.remote import RemoteServers
@@ -128,6 +129,7 @@ class SkyRLStack(VllmStack):
         self._trainer: Trainer
         self._staleness: Any = None
         self._run: Any = None
+        self._tinker: tinker.Backend | None = None
 
     @property
     def returns_experts(self) -> bool:
@@ -436,6 +438,18 @@ class SkyRLStack(VllmStack):
 
     async def gym_generate(self, request: messages.GymRequest) -> messages.GymOutput:
         return await gym.generate(self.cfg, self.client, self.tokenizer, request)
+
+    def engines_of_tinker(self, cfg: Any) -> AbstractContextManager[Any]:
+        """While it is entered, SkyRL's backend of the Tinker API finds this stack's engines in place of its own. Changes `cfg`, the
+        backend's own configuration."""
+        raise NotImplementedError
+
+    async def tinker_sample(self, request: messages.SampleRequest) -> messages.Generation:
+        if self._tinker is None:
+            cfg = copy.deepcopy(self.cfg)
+            with self.engines_of_tinker(cfg):
+                self._tinker = await asyncio.to_thread(tinker.Backend, cfg)
+        return await self._tinker.sample(request)
 
     async def sleep(self, request: messages.SleepRequest) -> None:
         await self.client.sleep(level=request.level)

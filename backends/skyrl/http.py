@@ -435,7 +435,15 @@ class HttpStack(SkyRLStack):
             response_logprobs=[row.response_logprobs for row in rows] if asked else None,
         )
 
+    def engines_of_tinker(self, cfg: Any) -> AbstractContextManager[Any]:
+        """The configuration names router and servers, as SkyRL lets a user do, and the backend makes a client of them."""
+        engine = cfg.generator.inference_engine
+        engine.external_proxy_url, engine.external_server_urls = self._proxy, list(self._servers_of_client)
+        return nullcontext()
+
     async def sample(self, request: messages.SampleRequest) -> messages.Generation:
+        if request.tinker is not None:
+            return await self.tinker_sample(request)
         names = {} if request.as_given else TINKER_NAMES
         image = [] if request.image is None else [{"type": "image", "data": request.image, "format": "png"}]
         body: dict[str, Any] = {

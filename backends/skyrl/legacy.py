@@ -10,13 +10,13 @@ import os
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
 import httpx
 
-from backends.skyrl import arguments, endpoint, entry, exposed, forked, lives, lora
+from backends.skyrl import arguments, endpoint, entry, exposed, forked, lives, lora, tinker
 from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack
 from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
@@ -294,8 +294,19 @@ class LegacyStack(SkyRLStack):
             f"{ENTRY}:BasePPOExp._get_legacy_inference_client",
         )
 
+    def engines_of_tinker(self, cfg: Any) -> AbstractContextManager[Any]:
+        """The backend starts no engines: it gets these. Forked ones work in this process's loop alone."""
+        cfg.generator.inference_engine.enable_http_endpoint = False
+        engines = list(self.client.engines)
+        if self.request.start == "fork":
+            loop = asyncio.get_running_loop()
+            engines = [tinker.InLoop(engine, loop) for engine in engines]
+        return mock.patch(f"{tinker.MODULE}.create_ray_wrapped_inference_engines_from_config", return_value=engines)
+
     async def sample(self, request: messages.SampleRequest) -> messages.Generation:
         """An image is an argument that the client does not have."""
+        if request.tinker is not None:
+            return await self.tinker_sample(request)
         return generation(
             await self.client.sample(
                 prompt_token_ids=request.prompt_token_ids,

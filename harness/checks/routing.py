@@ -225,8 +225,9 @@ def _judge_sessionless_spread(evidence: Evidence) -> Finding:
     of_prompt: dict[tuple[int, ...] | None, set[tuple[int, int]]] = defaultdict(set)
     for row, servers in _placed(evidence):
         if row.session is None:
-            # The samples of one call share a server (SkyRL #934: one engine is selected per call).
-            unit = (row.call.id, 0 if row.call.method == "sample" else row.index)
+            # The samples of one call share a server (SkyRL #934: one engine is selected per call). Tinker's are requests of their own.
+            as_one = row.call.method == "sample" and row.call.request.get("tinker") is None
+            unit = (row.call.id, 0 if as_one else row.index)
             units[unit].update(servers)
             of_prompt[row.prompt].add(unit)
     kind = "identical requests" if len(of_prompt) == 1 else "requests"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, concluded, stop_strings, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, stop_strings, untestable
+from harness.checks.matching import assignment, queries
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS, MAX_MODEL_LEN
 from harness.records.reference import DecodeRequest, Query
@@ -100,6 +101,31 @@ def _wrong(row: Answer, at: int | None, cause: Cause | None) -> str | None:
     if row.finish_reason != FINISH_REASON[cause]:
         return f"an output ended by {cause} does not have the finish reason {FINISH_REASON[cause]!r}"
     return None
+
+
+def _cut_short(evidence: Evidence) -> Finding:
+    rows = [row for row in assignment(evidence).rows if row.params.get("max_tokens") is not None]
+    if not rows or not any(execution.finish_reason == "abort" for execution in evidence.executions):
+        return untestable("no request was cut short")
+    wrong = [
+        ("an output that was cut short is returned as one that has reached its length", row.shown)
+        for row in rows
+        if row.finish_reason == "length" and (row.count or 0) < row.params["max_tokens"]
+    ]
+    return concluded(len(rows), wrong)
+
+
+CUT_SHORT = Check(
+    name="stopping.cut_short",
+    fault="an output that a pause cut short has the finish reason of a whole one, and is trained on as one",
+    next_step='look at what the stack makes of the engine\'s finish reason "abort"',
+    reads=Fact.ANSWERS | Fact.PAUSES,
+    falsifies=Fact.ANSWERS,
+    source="SkyRL #904, PauseMode.ABORT; vLLM documentation, SamplingParams.max_tokens",
+    tap=Tap.READ,
+    judge=_cut_short,
+    queries=queries,
+)
 
 
 def stop_text(*labels: str) -> Check:

@@ -21,6 +21,8 @@ class Capability(StrEnum):
     """sample(): independent continuations of one prompt. SkyRL #934; SkyRL API reference, InferenceEngineInterface.sample."""
     PROMPT_LOGPROBS = "prompt_logprobs"
     """sample() returns the log-probabilities of the prompt's own tokens. SkyRL, RemoteInferenceClient.sample."""
+    TINKER = "tinker"
+    """sample(tinker=…): SkyRL's backend of the Tinker API samples over the stack's engines. SkyRL, SkyRLTrainBackend.sample."""
     CHAT_COMPLETION = "chat_completion"
     """chat_completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.chat_completion."""
     COMPLETION = "completion"

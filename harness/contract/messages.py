@@ -110,6 +110,9 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     """With `prompt_logprobs`: also this many of the most probable tokens at each position of the prompt."""
     image: str | None = None
     """A PNG in base64 that stands in front of the prompt's tokens (Tinker, ModelInput: image chunks)."""
+    tinker: Literal["policy", "base model"] | None = None
+    """Sample from this through SkyRL's backend of the Tinker API, in place of the client. There each sample is a request of its own,
+    and always has log-probabilities."""
 
 
 class OpenAIRequest(Message, frozen=True, kw_only=True):
@@ -1091,6 +1094,8 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found.add(Capability.CLIENT_THREADS)
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
+        case "sample" if request.get("tinker") is not None:
+            found = {Capability.TINKER}
         case "sample":
             found |= {Capability.PROMPT_LOGPROBS} if request.get("prompt_logprobs") else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()

@@ -148,6 +148,39 @@ class Calls(ABC):
         )
         return await self._call("sample", request, messages.Generation, label)
 
+    async def tinker_sample(
+        self,
+        prompt: list[int],
+        num_samples: int,
+        *,
+        seed: int,
+        max_tokens: int,
+        temperature: float = 1.0,
+        stop: list[str] | None = None,
+        stop_token_ids: list[int] | None = None,
+        of: Literal["policy", "base model"] = "policy",
+        session_id: str | None = None,
+        prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        image: str | None = None,
+        label: str | None = None,
+    ) -> messages.Generation:
+        """As `sample`, through SkyRL's backend of the Tinker API, whose requests have no other parameters. `session_id` names one
+        request of a sampling session."""
+        params = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature, "logprobs": 0}
+        stops = {"stop": stop, "stop_token_ids": stop_token_ids}
+        request = messages.SampleRequest(
+            prompt_token_ids=prompt,
+            num_samples=num_samples,
+            session_id=session_id,
+            sampling_params=params | {name: given for name, given in stops.items() if given is not None},
+            prompt_logprobs=prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            image=image,
+            tinker=of,
+        )
+        return await self._call("sample", request, messages.Generation, label)
+
     async def chat_completion(
         self, body: dict[str, Any], *, headers: dict[str, str] | None = None, label: str | None = None
     ) -> dict[str, Any]:

@@ -12,15 +12,13 @@ from harness.contract.capability import Capability
 from harness.contract.messages import GenerateRequest, SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
+from scenarios.requests import IMAGES, PIXEL
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
 """Long enough that not all decisions of a real model are near ties in 16 bits."""
 AFTER = greedy("after")
 NO_TEXT_IS_SO_SHORT = {"type": "string", "minLength": -1}
 """A schema that looks right until a grammar is made of it: that is the engine's work."""
-IMAGES = ("image", "multimodal", "multi-modal", "mm_", "encoder cache")
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-"""A PNG of one pixel, in base64."""
 REFUSED = 2
 """Requests for each server: vllm-router asks each five times, and takes a server for dead after ten failures in a row."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from harness.checks.routing import (
@@ -14,6 +15,7 @@ from harness.checks.routing import (
     power,
     shares,
 )
+from tests import traces
 from tests.checks.scene import SERVERS, Scene, home, without_observations
 
 SESSIONS = [f"session-{n}" for n in range(40)]
@@ -127,6 +129,20 @@ def test_each_prompts_requests_are_spread_even_if_all_together_are():
     for number in range(2):
         scene.generate([[5, number]] * 40, length=1)
     assert scene.judge(SESSIONLESS_SPREAD).status == "pass"
+
+
+@pytest.mark.parametrize(("tinker", "status"), [("policy", "pass"), (None, "untestable")])
+def test_samples_through_tinker_are_requests_of_their_own(tinker, status):
+    """The samples of one call of the client's sample() count as one request."""
+    scene = Scene()
+    answers = [[number] for number in range(40)]
+    started = scene.pass_time()
+    for number, answer in enumerate(answers):
+        scene.seen += traces.executed([5, 6], answer, server=SERVERS[number % 2], from_ns=scene.pass_time(), params={})
+    about = {"started_ns": started, "ended_ns": scene.pass_time()}
+    call = traces.sample([5, 6], answers, **about)
+    scene.calls.append(msgspec.structs.replace(call, request=call.request | {"tinker": tinker}))
+    assert scene.judge(SESSIONLESS_SPREAD).status == status
 
 
 @pytest.mark.parametrize(("busy", "status"), [(128, "pass"), (160, "pass"), (230, "fail")])

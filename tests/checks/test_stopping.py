@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from harness.checks.stopping import ends_as_asked, stop_text
+from harness.checks.stopping import CUT_SHORT, ends_as_asked, stop_text
 from harness.checks.text import REPLACEMENT, text_of_tokens
 from harness.contract.vocabulary import TINY
 from harness.records.reference import DecodeRequest, Text
-from tests.traces import FakeReference, decode, error, generate, judge
+from tests.checks.scene import Scene
+from tests.traces import FakeReference, decode, error, executed, generate, judge
 
 EOS = 2
+PASSED_OFF = "an output that was cut short is returned as one that has reached its length"
 PROMPT = [3, 4, 5]
 
 
@@ -188,3 +190,21 @@ def test_causes_of_several_rows_are_named_together():
     assert found(text_of_tokens(), call)[1] == (
         "text holds special tokens that were to be skipped; text is not the decoding of the tokens"
     )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason", "ran", "expected"),
+    [
+        ([9, 9], "length", "abort", ("fail", PASSED_OFF)),
+        ([9, 9], "abort", "abort", ("pass", "")),
+        ([9] * 5, "length", "abort", ("pass", "")),
+        ([9, 9], "length", "length", ("untestable", "no request was cut short")),
+    ],
+)
+def test_an_output_that_was_cut_short_is_not_called_whole(tokens, reason, ran, expected):
+    scene = Scene()
+    started = scene.pass_time()
+    scene.seen += executed(PROMPT, [9, 9], reason=ran, from_ns=scene.pass_time(), params={"max_tokens": 5})
+    scene.calls.append(msgspec.structs.replace(one(tokens, reason), started_ns=started, ended_ns=scene.pass_time()))
+    found = scene.judge(CUT_SHORT)
+    assert (found.status, found.reason) == expected
