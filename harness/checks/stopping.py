@@ -105,7 +105,8 @@ def _wrong(row: Answer, at: int | None, cause: Cause | None) -> str | None:
 
 def _cut_short(evidence: Evidence) -> Finding:
     rows = [row for row in assignment(evidence).rows if row.params.get("max_tokens") is not None]
-    if not rows or not any(execution.finish_reason == "abort" for execution in evidence.executions):
+    cut = any(execution.finish_reason == "abort" for execution in evidence.executions)
+    if not rows or not (cut or any(seen.kind == "abort" for seen in evidence.trace.observations)):
         return untestable("no request was cut short")
     wrong = [
         ("an output that was cut short is returned as one that has reached its length", row.shown)
