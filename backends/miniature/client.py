@@ -105,11 +105,11 @@ class Client:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
 
     def configure(self, request: ClientLifeRequest) -> None:
-        """Take what the configuration says: the name under which engines serve the model, since a merged adapter has none. Raises
+        """Take what the configuration says: the name of the model, which engines may not have. A merged adapter has none. Raises
         ConnectionError for addresses at which nobody answers."""
         if request.names == "nobody's":
             raise ConnectionError(f"nobody answers at {NOBODY}")
-        self.model = MODEL
+        self.model = "another checkpoint" if request.another_model else MODEL
 
     def listen(self, *, port_taken: bool) -> None:
         """Open the configured address. Raises RuntimeError if another process has its port."""

@@ -131,6 +131,8 @@ class Engine:
 
     key = ""
     """What an OpenAI-style request must come with; empty if any may come."""
+    kept_adapters = 1
+    """Adapters that it keeps, in use or not."""
     first_space = True
     """False: its tokenizer leaves out a space at the beginning of a text."""
 

@@ -85,6 +85,7 @@ class Miniature:
             engine.placed(colocated=request.topology.placement is Placement.COLOCATED)
             engine.configure(self._configured())
             engine.first_space = request.topology.model != "llama"
+            engine.kept_adapters = request.topology.kept_adapters or 1
         self.router = parts.router(self.engines, request.seed)
         raw.watch(parts.client)
         raw.watch(parts.interface)

@@ -1,7 +1,7 @@
 """LoRA adapters by version: version k is a deterministic function of a checkpoint and k, in PEFT's own file format.
 
-Rank 8 on every linear layer of attention and MLP (PEFT documentation, checkpoint format; no PEFT is needed to write it). Runs in
-a stack's environment.
+Rank 8 on every linear layer of attention and MLP, without the experts of a mixture (PEFT documentation, checkpoint format; no PEFT
+is needed to write it). Runs in a stack's environment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def factors(weights: dict[str, Any], version: int, rank: int = RANK) -> dict[str
     """Adapter version `version` of a checkpoint: weight → (A: rank × in, B: out × rank), float32."""
     made = {}
     for name, weight in weights.items():
-        if not name.endswith(tuple(f".{target}.weight" for target in TARGETS)):
+        if ".experts." in name or not name.endswith(tuple(f".{target}.weight" for target in TARGETS)):
             continue
         spread = math.sqrt(STRENGTH * float(weight.float().std()) / (SCALE * math.sqrt(RANK)))
         rows, columns = weight.shape

@@ -133,7 +133,9 @@ class SkyRLStack(VllmStack):
 
     @property
     def returns_experts(self) -> bool:
-        return self.has_experts and EXPERTS in self.release.engine_options
+        """SkyRL allows them with Megatron only (validate_inference_engine_cfg), which merges adapters in 0.2.0."""
+        merged = self.request.topology.lora and not self.release.adapters_in_requests
+        return self.has_experts and EXPERTS in self.release.engine_options and not merged
 
     @property
     def direct_s(self) -> float:
@@ -243,7 +245,7 @@ class SkyRLStack(VllmStack):
         cfg.trainer.placement.colocate_all = self.colocated
         cfg.trainer.seed = request.seed
         if topology.lora:
-            self.notes += lora.configure(cfg)
+            self.notes += lora.configure(cfg, topology.kept_adapters, experts=self.has_experts)
             self.notes += [] if request.cuda_graphs else [lora.EAGER_NOTE]
         engine = cfg.generator.inference_engine
         engine.num_engines = topology.engines
@@ -268,6 +270,7 @@ class SkyRLStack(VllmStack):
         if Capability.CONFIGURED_ADDRESS in self.capabilities():
             endpoint.open_on_loopback(engine)
         extra: dict[str, Any] = {"max_model_len": request.max_model_len, **TOOLS}
+        extra |= lora.more_engine_arguments(cfg, topology.kept_adapters, experts=self.has_experts)
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
             engine.gpu_memory_utilization = 0.05
@@ -291,6 +294,11 @@ class SkyRLStack(VllmStack):
         if request.merged_adapter:
             cfg.trainer.strategy = "megatron"
             lora.configure(cfg)
+        if request.another_model:
+            other = Path(self.request.scratch) / "another-checkpoint"
+            other.unlink(missing_ok=True)
+            other.symlink_to(self.request.model_path)
+            cfg.trainer.policy.model.path = str(other)
         return cfg
 
     def configured(self) -> dict[str, str]:

@@ -488,7 +488,7 @@ class HttpStack(SkyRLStack):
         return self.request.topology.lora and self.release.adapters_in_requests
 
     def client_of(self, adapter: str | None) -> Any:
-        if adapter is None or self._names_models:
+        if adapter in (None, getattr(self.client, "active_lora_name", None)) or self._names_models:
             return self.client
         return self.adapters.client(adapter, self.client)
 
@@ -498,7 +498,14 @@ class HttpStack(SkyRLStack):
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version, wrong=request.wrong)
         client = self.client_of(request.name)
-        if self._names_models:
+        if self.release.sync_by_extension:
+            from skyrl.backends.skyrl_train.weight_sync import LoraLoadRequest
+
+            await self.prepare_weight_sync(
+                messages.Empty()
+            )  # SkyRL's trainer joins before its first sync, also with adapters
+            await client.update_named_weights(LoraLoadRequest(lora_path=folder))
+        elif self._names_models:
             await client.load_lora_adapter(request.name, folder)
         else:
             await client.update_lora_from_disk(folder)

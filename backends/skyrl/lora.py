@@ -1,6 +1,7 @@
 """LoRA adapters as SkyRL loads and serves them. Written for skyrl 0.2.0. The client of 0.1.0's HTTP stack has no call for them.
-One client
-of 0.3.0 and later serves all names: each call names its model (last column).
+Its
+trainer hands a `LoraLoadRequest` to update_named_weights(), as legacy's does. One client of 0.3.0 and later serves all names: each
+call names its model (last column).
 
 Both stacks start engines with `max_loras=1` if the configuration has a LoRA rank; from 0.3.0 on the number is a setting.
 They read an adapter from a folder that the trainer writes (`lora_sync_path`), the same folder at each sync.
@@ -37,6 +38,9 @@ OF_ADAPTERS = frozenset(
 )
 """Capabilities that only engines with adapters offer."""
 EAGER_NOTE = "SkyRL's configuration switches enforce_eager off for LoRA, for speed; it stays on here"
+ATTENTION = ["qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj"]
+"""Modules of a mixture that take an adapter, under the names of the checkpoint and of vLLM."""
+ATTENTION_NOTE = "a mixture's adapters are for its attention only (lora_target_modules): those of experts need Triton"
 MOST_AT_ONCE = 2
 AT_ONCE_NOTE = (
     f'max_loras is {MOST_AT_ONCE} instead of 1: "Increase past 1 to enable multi-tenant LoRA serving via '
@@ -44,15 +48,27 @@ AT_ONCE_NOTE = (
 )
 
 
-def configure(cfg: Any) -> list[str]:
-    """Configure SkyRL for a policy that is trained through an adapter. Returns notes for the report."""
+def configure(cfg: Any, kept: int | None = None, *, experts: bool = False) -> list[str]:
+    """Configure SkyRL for a policy that is trained through an adapter, whose engines keep `kept` adapters. `experts`: True if it is a
+    mixture. Returns notes for the report."""
     configured = cfg.trainer.policy.model.lora
     configured.rank = lora.RANK
     configured.alpha = lora.ALPHA
+    notes = [ATTENTION_NOTE] if experts else []
     if not hasattr(configured, "max_loras"):
-        return []
+        return notes
     configured.max_loras = MOST_AT_ONCE
-    return [AT_ONCE_NOTE]
+    configured.max_cpu_loras = kept
+    return [*notes, AT_ONCE_NOTE]
+
+
+def more_engine_arguments(cfg: Any, kept: int | None, *, experts: bool) -> dict[str, Any]:
+    """Arguments of engines with adapters that SkyRL's configuration has no key for (`engine_init_kwargs`)."""
+    configured = cfg.trainer.policy.model.lora
+    if not configured.rank:
+        return {}
+    keeps = {} if kept is None or hasattr(configured, "max_cpu_loras") else {"max_cpu_loras": kept}
+    return keeps | ({"lora_target_modules": ATTENTION} if experts else {})
 
 
 def engine_arguments(cfg: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """LoRA adapters: a load sends nothing else, and each answer uses the requested adapter, its latest version and no other adapter's
 cache.
 
-The checks judge greedy answers of generate(). `tokens.greedy` and `logprobs.reference` compare the same answers with the
-reference; the checks here name the fault.
+The checks judge greedy answers of generate(); `one_policy` judges those of every call. `tokens.greedy` and
+`logprobs.reference` compare the same answers with the reference; the checks here name the fault.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.answers import nothing_to_judge
+from harness.checks import ties
+from harness.checks.answers import Answer, answered, nothing_to_judge, select, whole
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
+from harness.checks.client_lives import CONFIGURED
 from harness.checks.echo import reached
+from harness.checks.matching import queries
 from harness.checks.staleness import (
+    NOT_ASKED,
     Again,
     Answered,
     after_hits,
@@ -27,10 +31,12 @@ from harness.checks.staleness import (
     overlap,
     questions,
 )
+from harness.checks.tokens import is_greedy
 from harness.checks.transfer import FINISH, RPC, START, UPDATE, within
 from harness.contract.faults import Fact
+from harness.contract.messages import CHOICES, LISTS
 from harness.records.recording import Call, Observation
-from harness.records.reference import ScoreRequest
+from harness.records.reference import Query, ScoreRequest, UnansweredQuery
 
 ENOUGH = 4
 """Prompts that must all be unmoved before that is a fault: a right adapter may leave the first tokens of a few unchanged."""
@@ -246,6 +252,74 @@ BASE_MODEL_KEPT = Check(
     reads=Fact.ADAPTERS,
     tap=Tap.READ,
     judge=_judge_base_kept,
+)
+
+
+POLICIES = (*LISTS, *CHOICES)
+"""Calls that a policy answers."""
+
+
+def _configured(evidence: Evidence) -> list[Call]:
+    """The calls of the client that the configuration makes that were answered."""
+    return answered(select(evidence, (CONFIGURED,), POLICIES))
+
+
+def _policies(evidence: Evidence) -> list[int | None]:
+    """The base model (None), and each version of an adapter that was loaded."""
+    return [None, *sorted({call.request["version"] for call in evidence.succeeded("load_lora_adapter")})]
+
+
+def _under(answer: Answer, policy: int | None) -> ScoreRequest:
+    return msgspec.structs.replace(answer, adapter=policy).score
+
+
+def _judge_one_policy(evidence: Evidence) -> Finding:
+    """Compares the policies that the greedy answers of each method follow. A call that was refused says nothing."""
+    policies = _policies(evidence)
+    followed: dict[str, set[int | None]] = {}
+    calls = _configured(evidence)
+    rows = [answer for answer in whole(evidence, calls) if is_greedy(answer)]
+    try:
+        for answer in rows:
+            scores = {policy: evidence.reference.score(_under(answer, policy)) for policy in policies}
+            by = {policy for policy, score in scores.items() if ties.parts_at(evidence, score) is None}
+            followed[answer.call.method] = followed.get(answer.call.method, set(policies)) & by
+    except UnansweredQuery:
+        return untestable(NOT_ASKED)
+    if len(policies) < 2 or len(followed) < 2:
+        return untestable("no adapter was loaded, or the configuration's client answered by one method only")
+    if all(len(by) > 1 for by in followed.values()):
+        return untestable("no answer tells the base model from an adapter")
+    names = {policy: "the base model" if policy is None else "the adapter" for policy in policies}
+    shown = {method: [names[policy] for policy in policies if policy in by] for method, by in followed.items()}
+    wrong = []
+    if mixed := sorted(method for method, by in followed.items() if not by):
+        wrong.append((f"answers of {', '.join(mixed)} follow no one policy", shown))
+    elif not set.intersection(*followed.values()):
+        said = {name: sorted(m for m, by in shown.items() if by == [name]) for name in dict.fromkeys(names.values())}
+        told = [f"{', '.join(methods)} by {name}" for name, methods in said.items() if methods]
+        wrong.append((f"calls of one client are answered by several policies: {'; '.join(told)}", shown))
+    return concluded(sum(len(answer.tokens) for answer in rows), wrong, methods=len(followed))
+
+
+def _ask_one_policy(evidence: Evidence) -> Iterator[Query]:
+    calls = _configured(evidence)
+    yield from queries(evidence)
+    for answer in whole(evidence, calls):
+        if is_greedy(answer):
+            yield from (_under(answer, policy) for policy in _policies(evidence))
+
+
+ONE_POLICY = Check(
+    name="one_policy",
+    fault="of the calls of one client some are answered under the adapter that is loaded, others by the base model",
+    next_step="compare the model's name that each call of the client sends, or the adapter that it is run with",
+    reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
+    source="SkyRL documentation, LoRA Support: the policy is the model with its adapter; SkyRL 0.3.0, RemoteInferenceClient: "
+    '"falling back to the base model would silently bypass LoRA"',
+    judge=_judge_one_policy,
+    queries=_ask_one_policy,
 )
 
 

@@ -175,7 +175,7 @@ def routed_experts(*labels: str) -> Check:
         fault="experts are missing or belong to another token, layer or weights: the trainer replays wrong routing",
         next_step="look at `position` and `layer` in the evidence: a shift by one token is in the reading, other "
         "experts are in the weights",
-        reads=Fact.ANSWERS | Fact.POLICY,
+        reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
         source="SkyRL API reference, GeneratorOutput.rollout_expert_indices",
         rule=_rule,
         asks=lambda evidence, answers: (_request(answer) for answer in _judged(evidence, answers)),

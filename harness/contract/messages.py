@@ -788,7 +788,8 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     of servers, under the keys of another implementation, and nothing is started; "nobody's": `NOBODY` as a server's.
     `answer_limit_s`: that proxy's longest time for an answer in seconds, if it has one. `variables`: the environment in which the
     entry point is called has these as well. `port_taken`: at the port that the configuration names for the OpenAI address, another
-    process listens. All for "as configured" only; a stack without addresses has no use for `names` and `answer_limit_s`."""
+    process listens. `another_model`: the configuration names another checkpoint than the servers serve. All for
+    "as configured" only; a stack without addresses has no use for `names` and `answer_limit_s`."""
 
     life: Literal[
         "made again", "closed", "collected", "in another thread", "in two loops", "alone", "as configured", "looked at"
@@ -799,6 +800,7 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     answer_limit_s: int | None = None
     variables: dict[str, str] = msgspec.field(default_factory=dict)
     port_taken: bool = False
+    another_model: bool = False
 
 
 class ClientLifeResult(Message, frozen=True, kw_only=True):

@@ -54,6 +54,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """True if experts are spread over an engine's tensor- and data-parallel workers (SkyRL #1014, task 10)."""
     lora: bool = False
     """True if engines start with support for adapters (SkyRL #1014, task 11)."""
+    kept_adapters: int | None = None
+    """Adapters that an engine keeps, in use or not (vLLM documentation, --max-cpu-loras). None: as many as it runs at once."""
     plain: bool = False
     """True if remote servers are started by the engine's own command and not by the stack's server module. No sync reaches them."""
     keyed: bool = False

@@ -7,9 +7,11 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
+from harness.checks.adapters import ADAPTER_EFFECT
 from harness.checks.cancellation import CANCELLATION
+from harness.checks.client_lives import CONFIGURED
 from harness.checks.continuation import CONTINUATION
-from harness.checks.errors import answered_or_named
+from harness.checks.errors import answered_or_named, names_error
 from harness.checks.experts import TRAJECTORY_EXPERTS, routed_experts
 from harness.checks.gym import TRAJECTORIES
 from harness.checks.history import EXPLAINED, explained, waited
@@ -70,6 +72,40 @@ async def test_experts_of_samples(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInterface.sample: an InferenceEngineOutput, as of generate(); rollout_expert_indices."""
     for prompt in prompts.ragged(4):
         await stack.sample(prompt, 2, temperature=1.0, max_tokens=16)
+
+
+@scenario(
+    task=10,
+    promise="a mixture's answer under an adapter comes with the experts that the adapted model routes to",
+    needs=NEEDS | {Capability.LORA, Capability.RESET_PREFIX_CACHE},
+    checks=[routed_experts(), ADAPTER_EFFECT, greedy(), ALL_COMPLETE],
+    topologies=["moe-lora"],
+)
+async def test_experts_under_an_adapter(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, GeneratorOutput.rollout_expert_indices; SkyRL documentation, LoRA Support. The adapter is one of the
+    attention, and moves what the router reads."""
+    batch = prompts.unique(6)
+    await stack.generate(batch, **ANSWER)
+    for version in (1, 2):
+        await stack.load_lora_adapter("policy", version)
+        await stack.reset_prefix_cache()
+        await stack.generate(batch, lora_adapter="policy", **ANSWER)
+
+
+@scenario(
+    task=10,
+    promise="a client whose configuration names another model than the servers have is refused: no other model answers in its place",
+    needs=NEEDS | {Capability.CLIENT_LIVES, Capability.SERVER_ADDRESSES},
+    checks=[names_error(CONFIGURED, "model")],
+    topologies=["moe"],
+)
+async def test_a_model_that_servers_do_not_have(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: a model that a server does not have is an error. SkyRL documentation,
+    external_server_urls: a user's servers may hold another checkpoint than the configuration names."""
+    await stack.client_life("as configured", another_model=True)
+    await stack.attempt(stack.generate(prompts.unique(4), label=CONFIGURED, **ANSWER))
+    await stack.client_life("made again")
+    await stack.generate(prompts.unique(4), **ANSWER)
 
 
 @variants(

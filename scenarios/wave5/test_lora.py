@@ -12,10 +12,11 @@ from harness.checks.adapters import (
     ADAPTER_UNDISTURBED,
     BASE_MODEL_KEPT,
     FRESH_ADAPTER_CACHE,
+    ONE_POLICY,
     ONLY_ADAPTER_TRAVELS,
 )
-from harness.checks.client_lives import CLIENT_LIVES
-from harness.checks.errors import names_error
+from harness.checks.client_lives import CLIENT_LIVES, CONFIGURED
+from harness.checks.errors import answered_or_named, names_error
 from harness.checks.hops import BROKEN_CONTROL
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
@@ -32,6 +33,8 @@ from scenarios.requests import ANSWER, ask_as_configured, long, sessions
 
 SCORED: dict[str, Any] = {**ANSWER, "logprobs": 0}
 LORA = ["lora"]
+OF_THE_TRAINER = "skyrl-lora"
+"""The name under which SkyRL's trainer loads each step's adapter (SkyRL 0.3.0, SKYRL_LORA_ADAPTER_NAME)."""
 BY_NAME = {Capability.LORA, Capability.ADAPTER_BY_NAME}
 SEVERAL = {*BY_NAME, Capability.SEVERAL_ADAPTERS}
 EVERY_CALL = {Capability.SAMPLE, Capability.CHAT_COMPLETION, Capability.COMPLETION}
@@ -251,6 +254,45 @@ async def test_the_configured_client_before_a_load(stack: Stack, prompts: Prompt
     await ask_as_configured(stack, prompts)
     await stack.client_life("made again")
     await stack.generate(prompts.unique(4), **ANSWER)
+
+
+@scenario(
+    task=11,
+    promise="every call of the client that the configuration makes is answered by the same policy, or refused by name",
+    needs={Capability.LORA, Capability.CLIENT_LIVES, *EVERY_CALL},
+    checks=[ONE_POLICY, answered_or_named(CONFIGURED, "model")],
+    topologies=LORA,
+)
+async def test_every_call_of_the_configured_client(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, LoRA Support: the policy is the model with its adapter. A rollout that generates token ids and one that
+    chats must come from the same policy. No call names the adapter: the client knows of it by the configuration."""
+    await stack.client_life("as configured")
+    await stack.load_lora_adapter(OF_THE_TRAINER, 1)
+    body = {**ANSWER, "model": stack.model_name, "return_token_ids": True}
+    await stack.attempt(stack.generate(prompts.unique(4), label=CONFIGURED, **ANSWER))
+    await stack.attempt(stack.completion({**body, "prompt": prompts.unique(4)}, label=CONFIGURED))
+    for messages in prompts.conversations(4):
+        await stack.attempt(stack.sample(prompts.one(), 1, label=CONFIGURED, temperature=0, max_tokens=16))
+        await stack.attempt(stack.chat_completion({**body, "messages": messages}, label=CONFIGURED))
+    await stack.client_life("made again")
+
+
+@scenario(
+    task=11,
+    promise="where engines keep earlier adapters, answers after a load are the newest one's",
+    needs={Capability.LORA, Capability.RESET_PREFIX_CACHE},
+    checks=[FRESH_ADAPTER_CACHE, ALL_COMPLETE],
+    topologies=["lora-spare"],
+)
+async def test_a_load_beside_earlier_ones(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, LoRA Adapters, --max-cpu-loras: an engine keeps adapters that no request uses. A stack may give each load a
+    name of its own, so that the earlier ones stay. Several loads, since their order in an engine may be any."""
+    batch = prompts.long(4)
+    for version in range(1, 7):
+        await stack.load_lora_adapter("policy", version)
+        await stack.reset_prefix_cache()
+        for _ in range(2):
+            await stack.generate(batch, session_ids=sessions(4), lora_adapter="policy", **ANSWER)
 
 
 @scenario(

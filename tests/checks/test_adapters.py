@@ -10,9 +10,11 @@ from harness.checks.adapters import (
     ADAPTER_UNDISTURBED,
     BASE_MODEL_KEPT,
     FRESH_ADAPTER_CACHE,
+    ONE_POLICY,
     ONLY_ADAPTER_TRAVELS,
 )
 from harness.checks.base import Evidence
+from harness.checks.client_lives import CONFIGURED
 from harness.checks.history import EXPLAINED, cached, explained
 from harness.checks.staleness import FORCED_EFFECT, NOT_HIT, NOT_TOLD, SAME_VERSION_SAME_OUTPUT
 from tests import traces
@@ -298,3 +300,45 @@ def test_a_body_asks_for_an_adapter_by_its_model():
         asked = traces.call("chat_completion", {"body": {"model": name}}, started_ns=scene.now, ended_ns=scene.now + 1)
         evidence = Evidence(traces.trace(*scene.calls, asked), scene.reference)
         assert evidence.adapter_at(asked) == version
+
+
+def configured(tokens: int | None, completion: int | None, *, refused: bool = False) -> Scene:
+    """The configuration's client answers generate() and a completion under these versions of the adapter, or refuses the latter."""
+    scene = Scene()
+    scene.load("any", 1)
+    scene.generate(FOUR, tokens=under(scene, tokens, FOUR), label=CONFIGURED)
+    body = {"model": "tiny", "prompt": FOUR, "temperature": 0, "max_tokens": 6, "return_token_ids": True}
+    choices = [
+        {"index": index, "text": traces.decode(ids), "finish_reason": "length", "token_ids": ids}
+        for index, ids in enumerate(under(scene, completion, FOUR))
+    ]
+    said = {"error": {"message": "no model", "type": "NotFound", "code": 404}} if refused else {"choices": choices}
+    for prompt, ids in zip(FOUR, under(scene, completion, FOUR), strict=True):
+        scene.seen += traces.executed(prompt, ids, from_ns=scene.pass_time(), step_ns=1)
+    times = {"started_ns": scene.pass_time(), "ended_ns": scene.pass_time()}
+    scene.calls.append(traces.openai("completion", body, said, label=CONFIGURED, **times))
+    return scene
+
+
+@pytest.mark.parametrize("by", [None, 1])
+def test_every_call_by_one_policy_passes(by):
+    assert configured(by, by).judge(ONE_POLICY).status == "pass"
+
+
+def test_calls_by_several_policies():
+    found = configured(1, None).judge(ONE_POLICY)
+    several = (
+        "calls of one client are answered by several policies: completion by the base model; generate by the adapter"
+    )
+    assert found.reason == several
+
+
+def test_answers_of_a_call_by_no_policy():
+    assert configured(1, 7).judge(ONE_POLICY).reason == "answers of completion follow no one policy"
+
+
+def test_a_policy_is_not_judged_by_one_method():
+    assert configured(1, 1, refused=True).judge(ONE_POLICY).status == "untestable"
+    scene = Scene()
+    scene.generate(FOUR, label=CONFIGURED)
+    assert scene.judge(ONE_POLICY).status == "untestable"

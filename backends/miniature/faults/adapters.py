@@ -13,7 +13,7 @@ from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.interface import Interface
 from harness.contract.faults import ROWS, Fact
-from harness.contract.messages import Generation, SampleRequest, SessionId
+from harness.contract.messages import ClientLifeRequest, GenerateRequest, Generation, SampleRequest, SessionId
 
 
 @seeded("adapter_ignored", "every_server", caught_by=["adapter_effect"], corrupts=Fact.ADAPTERS)
@@ -177,6 +177,46 @@ class ChatIgnoresAdapter(Client):
         adapter = super().adapter_of(name)
         self.fired += adapter is not None
         return None
+
+
+@seeded("adapter_for_some_calls", caught_by=["one_policy"], corrupts=Fact.ADAPTERS)
+class AdapterForSomeCalls(Client):
+    """The client that the configuration makes applies the loaded adapter to generate() and to no other call."""
+
+    applies = False
+
+    def configure(self, request: ClientLifeRequest) -> None:
+        super().configure(request)
+        self.applies = True
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        loaded = next(iter(self.engines[0].adapters), None)
+        if self.applies and request.lora_adapter is None and loaded is not None:
+            self.fired += 1
+            request = msgspec.structs.replace(request, lora_adapter=loaded)
+        return await super().generate(request)
+
+
+@seeded("first_adapter_stays", caught_by=["fresh_adapter_cache"], corrupts=Fact.ADAPTERS)
+class FirstAdapterStays(Engine):
+    """An engine that keeps several adapters goes on under the first one of a name."""
+
+    async def add_lora(self, *, lora_request: model.Adapter) -> None:
+        held = self.adapters.get(lora_request.name)
+        await super().add_lora(lora_request=lora_request)
+        if held is not None and self.kept_adapters > 1:
+            self.fired += 1
+            self.adapters[lora_request.name] = (self.adapters[lora_request.name][0], held[1])
+
+
+@seeded("another_model_answers", caught_by=["errors.named"])
+class AnotherModelAnswers(Client):
+    """Servers answer for a model that they do not have."""
+
+    def configure(self, request: ClientLifeRequest) -> None:
+        super().configure(request)
+        self.fired += request.another_model
+        self.model = MODEL
 
 
 @seeded("unknown_adapter_accepted", caught_by=["errors.named"], changes=frozenset({"Engine.refuse_unknown"}))
@@ -368,6 +408,18 @@ class ExpertsOfSamplesDropped(Client):
         done = await super().sample(request)
         self.fired += 1
         return msgspec.structs.replace(done, routed_experts=None)
+
+
+@seeded("experts_empty", "under_an_adapter", caught_by=["routed_experts"])
+class ExpertsUnderAnAdapterDropped(Engine):
+    """Answers under an adapter contain no experts."""
+
+    def output(self, request: Request) -> Output:
+        done = super().output(request)
+        if request.adapter is not None:
+            self.fired += 1
+            done.experts = []
+        return done
 
 
 @seeded("experts_empty", "after_a_pause", caught_by=["routed_experts"])
