@@ -501,9 +501,8 @@ class HttpStack(SkyRLStack):
         if self.release.sync_by_extension:
             from skyrl.backends.skyrl_train.weight_sync import LoraLoadRequest
 
-            await self.prepare_weight_sync(
-                messages.Empty()
-            )  # SkyRL's trainer joins before its first sync, also with adapters
+            # SkyRL's trainer joins the workers' group before its first sync, also with adapters.
+            await self.prepare_weight_sync(messages.Empty())
             await client.update_named_weights(LoraLoadRequest(lora_path=folder))
         elif self._names_models:
             await client.load_lora_adapter(request.name, folder)

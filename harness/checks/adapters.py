@@ -277,8 +277,7 @@ def _judge_one_policy(evidence: Evidence) -> Finding:
     """Compares the policies that the greedy answers of each method follow. A call that was refused says nothing."""
     policies = _policies(evidence)
     followed: dict[str, set[int | None]] = {}
-    calls = _configured(evidence)
-    rows = [answer for answer in whole(evidence, calls) if is_greedy(answer)]
+    rows = [answer for answer in whole(evidence, _configured(evidence)) if is_greedy(answer)]
     try:
         for answer in rows:
             scores = {policy: evidence.reference.score(_under(answer, policy)) for policy in policies}
@@ -288,8 +287,6 @@ def _judge_one_policy(evidence: Evidence) -> Finding:
         return untestable(NOT_ASKED)
     if len(policies) < 2 or len(followed) < 2:
         return untestable("no adapter was loaded, or the configuration's client answered by one method only")
-    if all(len(by) > 1 for by in followed.values()):
-        return untestable("no answer tells the base model from an adapter")
     names = {policy: "the base model" if policy is None else "the adapter" for policy in policies}
     shown = {method: [names[policy] for policy in policies if policy in by] for method, by in followed.items()}
     wrong = []
@@ -299,13 +296,14 @@ def _judge_one_policy(evidence: Evidence) -> Finding:
         said = {name: sorted(m for m, by in shown.items() if by == [name]) for name in dict.fromkeys(names.values())}
         told = [f"{', '.join(methods)} by {name}" for name, methods in said.items() if methods]
         wrong.append((f"calls of one client are answered by several policies: {'; '.join(told)}", shown))
+    elif any(len(by) > 1 for by in followed.values()):
+        return untestable("the answers of a method do not tell the base model from an adapter")
     return concluded(sum(len(answer.tokens) for answer in rows), wrong, methods=len(followed))
 
 
 def _ask_one_policy(evidence: Evidence) -> Iterator[Query]:
-    calls = _configured(evidence)
     yield from queries(evidence)
-    for answer in whole(evidence, calls):
+    for answer in whole(evidence, _configured(evidence)):
         if is_greedy(answer):
             yield from (_under(answer, policy) for policy in _policies(evidence))
 
