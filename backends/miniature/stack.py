@@ -15,6 +15,7 @@ from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import DEVICE_BYTES, Engine
 from backends.miniature.generator import Generator
 from backends.miniature.interface import Interface
+from backends.miniature.launcher import Launcher
 from backends.miniature.parameters import PARAMETERS
 from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.runs import Run
@@ -39,6 +40,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     trainer: type[Trainer] = Trainer
     staleness: type[StalenessManager] = StalenessManager
     run: type[Run] = Run
+    launcher: type[Launcher] = Launcher
 
 
 class Miniature:
@@ -57,6 +59,7 @@ class Miniature:
         self.trainer: Trainer
         self.staleness: StalenessManager
         self.run: Run
+        self.launcher: Launcher
 
     # --- lifecycle
 
@@ -104,6 +107,7 @@ class Miniature:
         self.endpoint = parts.endpoint()
         self.staleness = parts.staleness()
         self.run = parts.run()
+        self.launcher = parts.launcher()
         self.trainer = parts.trainer()
         self.trainer.policies = request.policies
         self.trainer.engines = self.engines
@@ -159,6 +163,7 @@ class Miniature:
             self.endpoint,
             self.staleness,
             self.run,
+            self.launcher,
             *self._gone,
         )
         fired = sum(part.fired for part in (*self.engines, *others))
@@ -345,6 +350,9 @@ class Miniature:
             else:
                 self.client.model = MODEL
         return messages.ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])
+
+    async def other_stack(self, request: messages.OtherStackRequest) -> messages.OtherStackResult:
+        return self.launcher.live(request)
 
     # --- observation
 

@@ -21,7 +21,7 @@ from unittest import mock
 import httpx
 import msgspec
 
-from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release, runs, tinker, workers
+from backends.skyrl import endpoint, entry, exposed, gym, lora, other, overrides, release, runs, tinker, workers
 from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import CPU_WORKER, EXPERTS, TOOLS
 from backends.skyrl.remote import RemoteServers
@@ -130,6 +130,9 @@ class SkyRLStack(VllmStack):
         self._staleness: Any = None
         self._run: Any = None
         self._tinker: tinker.Backend | None = None
+        self._other: other.Owner | None = None
+        """The process of another stack."""
+        self._others = 0
 
     @property
     def returns_experts(self) -> bool:
@@ -144,7 +147,8 @@ class SkyRLStack(VllmStack):
 
     # --- lifecycle
 
-    async def start(self, request: messages.StartRequest) -> messages.Description:
+    async def prepare(self, request: messages.StartRequest) -> None:
+        """All that comes before the engines."""
         self.request = request
         self.adapters = lora.Adapters(request.scratch, request.model_path)
         self._check_fault_taps()
@@ -156,7 +160,14 @@ class SkyRLStack(VllmStack):
         await asyncio.to_thread(self._runtime_environment)
         if request.start == "ray":
             await asyncio.to_thread(self._start_ray)
+
+    async def bring_up(self) -> None:
+        """Engines and client."""
         await self._start_engines()
+
+    async def start(self, request: messages.StartRequest) -> messages.Description:
+        await self.prepare(request)
+        await self.bring_up()
         self._trainer = Trainer(
             request.model_path,
             request.policies,
@@ -169,6 +180,24 @@ class SkyRLStack(VllmStack):
         self.notes += [MEGATRON_NOTE] if Capability.MEGATRON_TRAINER in self.capabilities() else []
         self._description = await self._describe()
         return self._description
+
+    async def end(self) -> None:
+        """End the stack as its own code does. Nothing of this object refers to it any more."""
+        await self._stop_engines()
+
+    async def let_go(self) -> None:
+        """End what the harness itself has started for a stack that could not start."""
+
+    def forked_servers(self) -> list[int]:
+        """Pids of the servers that the harness forked."""
+        return []
+
+    async def other_stack(self, request: messages.OtherStackRequest) -> messages.OtherStackResult:
+        if self._other is None or not self._other.lives:
+            self._others += 1
+            self._other = other.Owner(self.request, type(self), self._others)
+            await self._other.prepare()
+        return await self._other.live(request)
 
     async def teardown(self, _request: messages.Empty) -> None:
         await self._stop_engines()

@@ -120,6 +120,9 @@ class ForkedServers:
             }
         return options
 
+    def pids(self) -> list[int]:
+        return [child.pid for child in self._children]
+
     def stop(self) -> None:
         """Terminate the children. The supervisor ends their own child processes."""
         for child in self._children:

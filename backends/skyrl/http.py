@@ -112,6 +112,10 @@ class HttpStack(SkyRLStack):
 
     def capabilities(self) -> frozenset[Capability]:
         lacking = NOT_ON_EXTERNAL if self.remote and self.release.sync_by_extension else frozenset()
+        if (
+            self.release.own_router and self.request.start == "fork"
+        ):  # the router is a thread, and the harness has the servers
+            lacking |= {Capability.STACK_ENDS}
         return super().capabilities() - lacking
 
     async def _start_engines(self) -> None:
@@ -224,8 +228,8 @@ class HttpStack(SkyRLStack):
             config = functools.partial(own.uvicorn.Config, timeout_keep_alive=KEEP_ALIVE_S)
             own.uvicorn = SimpleNamespace(Config=config, Server=own.uvicorn.Server)
             shipped = own.InferenceRouter
-            own.InferenceRouter = lambda server_urls, port=None: shipped(
-                server_urls, host="127.0.0.1", port=port or ports.free(1)[0]
+            own.InferenceRouter = lambda server_urls, host="127.0.0.1", port=None: shipped(
+                server_urls, host=host, port=port or ports.free(1)[0]
             )
             return
         import skyrl.backends.skyrl_train.inference_servers.vllm_router as router
@@ -358,6 +362,13 @@ class HttpStack(SkyRLStack):
             await asyncio.to_thread(group.shutdown)
         if self._servers is not None:
             await asyncio.to_thread(self._servers.stop)
+
+    async def let_go(self) -> None:
+        if self._servers is not None:
+            await asyncio.to_thread(self._servers.stop)
+
+    def forked_servers(self) -> list[int]:
+        return self._servers.pids() if isinstance(self._servers, ForkedServers) else []
 
     def roles(self) -> dict[str, int]:
         return {} if self.release.own_router else {"router": self._router._process.pid}

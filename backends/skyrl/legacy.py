@@ -66,7 +66,9 @@ class LegacyStack(SkyRLStack):
 
     def capabilities(self) -> frozenset[Capability]:
         in_process = self.request.start == "fork" and not self.remote
-        return super().capabilities() - ({Capability.PICKLE_CLIENT} if in_process else frozenset())
+        return super().capabilities() - (
+            {Capability.PICKLE_CLIENT, Capability.STACK_ENDS} if in_process else frozenset()
+        )
 
     # --- lifecycle
 
@@ -220,6 +222,11 @@ class LegacyStack(SkyRLStack):
             **engine.engine_init_kwargs,
             **lora.engine_arguments(self.cfg),
         )
+
+    async def end(self) -> None:
+        """The client's teardown(). Engines and endpoint then end with what refers to them: the stack has no other method."""
+        await self.client.teardown()
+        self._engines, self.client, self._first = [], None, None
 
     async def _stop_engines(self) -> None:
         if self._first is not None and self._endpoint is None:

@@ -122,6 +122,12 @@ class Capability(StrEnum):
     """A client can be closed, and the stack lives on. SkyRL API reference, RemoteInferenceClient.teardown: "Close HTTP session"."""
     CLIENT_THREADS = "client_threads"
     """Clients work in several threads and event loops. SkyRL, RemoteInferenceClient._get_session: "the event loop has changed"."""
+    OTHER_STACKS = "other_stacks"
+    """The harness may start another stack beside this one, in a process of its own, also one that cannot start. SkyRL,
+    VLLMServerActor.start: "Blocks until server is healthy"."""
+    STACK_ENDS = "stack_ends"
+    """Such a stack has processes or addresses that its own code starts and ends. SkyRL, ServerActorPool.shutdown: "Shutdown all
+    actors and kill them"; VLLMRouter.shutdown: "Terminate the router process"."""
     LORA = "lora"
     """load_lora_adapter(), and generate() and sample() under an adapter: only the adapter's weights travel. SkyRL #1014, task 11."""
     NAMED_MODELS = "named_models"

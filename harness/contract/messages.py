@@ -809,6 +809,49 @@ class ClientLifeResult(Message, frozen=True, kw_only=True):
     left: list[str] = []
 
 
+class OtherStackRequest(Message, frozen=True, kw_only=True):
+    """Another stack begins and ends, in a process of its own. It is started as this one is, which is not touched.
+
+    `wrong`: why it cannot start. "no model": its model's path does not exist; "no weights": the model's folder has everything but
+    weights; "option": the engine refuses an option. None: nothing is wrong. A start includes the answer to a first request.
+    `then`: what becomes of the process after the stack has failed to start or was ended by its own methods. "stays"; "exits", as a
+    Python program does. "killed": it gets SIGKILL while the stack is up.
+    `start_s`: longest time for a start; then the process is killed. `end_s`: how long after an end something may be left (seconds)."""
+
+    wrong: Literal["no model", "no weights", "option"] | None = None
+    then: Literal["stays", "exits", "killed"] = "stays"
+    start_s: float
+    end_s: float
+
+
+class Remnant(Message, frozen=True, kw_only=True):
+    """A process, or an address that is still bound. `kind`: "router", "server", "engine", …"""
+
+    kind: str
+    what: str
+
+
+class OtherStackResult(Message, frozen=True, kw_only=True):
+    """What became of the other stack."""
+
+    error: str | None = None
+    """What its start, or its first request, raised; None if it was up."""
+    names: list[str] = []
+    """What such an error has to name: the path, or the option."""
+    in_time: bool = True
+    """False if the start ended neither way within `start_s`."""
+    took_s: float = 0.0
+    """Seconds from the start to its error, or to the first answer."""
+    ran: list[Remnant] = []
+    """What the stack itself had before its end."""
+    end_error: str | None = None
+    """What its own methods for the end raised."""
+    left: list[Remnant] = []
+    """What was left of it `end_s` after its end, while its process lived."""
+    outlived: list[Remnant] = []
+    """What was left `end_s` after its process was gone."""
+
+
 class BreakHopRequest(Message, frozen=True, kw_only=True):
     """From now on requests meet this fault. None: no longer."""
 
@@ -1011,6 +1054,7 @@ METHODS: dict[str, Method] = {
         # Replaces the client by itself, serialized and read back, as handing it to another process does.
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
         Method("client_life", ClientLifeRequest, ClientLifeResult, Capability.CLIENT_LIVES),
+        Method("other_stack", OtherStackRequest, OtherStackResult, Capability.OTHER_STACKS, plane=Plane.OUT_OF_BAND),
         Method("request_schemas", Empty, RequestSchemasResult, plane=Plane.OUT_OF_BAND),
         # Removes every adapter from the engines, for the clean room of stacks with `LORA`.
         Method("forget_adapters", Empty, Empty, plane=Plane.OUT_OF_BAND),
@@ -1094,6 +1138,8 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found.add(Capability.CLIENT_CLOSES)
         case "client_life" if request["life"].startswith("in "):
             found.add(Capability.CLIENT_THREADS)
+        case "other_stack" if request.get("wrong") is None:
+            found.add(Capability.STACK_ENDS)
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
         case "sample" if request.get("tinker") is not None:

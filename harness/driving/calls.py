@@ -391,6 +391,11 @@ class Calls(ABC):
         request = msgspec.convert({"life": life, **about}, messages.ClientLifeRequest)
         return (await self._call("client_life", request, messages.ClientLifeResult)).left
 
+    async def other_stack(self, **about: str | float | None) -> messages.OtherStackResult:
+        """Start and end another stack in a process of its own (`OtherStackRequest`)."""
+        request = msgspec.convert(about, messages.OtherStackRequest)
+        return await self._call("other_stack", request, messages.OtherStackResult)
+
     # --- probing and breaking, out of band
 
     async def request_schemas(self) -> dict[str, dict[str, Any]]:

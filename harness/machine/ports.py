@@ -46,6 +46,12 @@ def listeners(port: int) -> list[psutil.Process]:
     return found
 
 
+def listened() -> dict[int, int]:
+    """Port → pid of a process that listens there, for those that this user may see."""
+    found = psutil.net_connections(kind="tcp")
+    return {one.laddr.port: one.pid for one in found if one.status == psutil.CONN_LISTEN and one.laddr and one.pid}
+
+
 def listener(port: int) -> psutil.Process | None:
     """The first of them."""
     return next(iter(listeners(port)), None)

@@ -14,6 +14,7 @@ from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.generator import Generator
 from backends.miniature.interface import Interface
+from backends.miniature.launcher import Launcher
 from backends.miniature.router import Router
 from backends.miniature.runs import Run
 from backends.miniature.staleness import StalenessManager
@@ -30,6 +31,7 @@ Part = (
     | type[Endpoint]
     | type[StalenessManager]
     | type[Run]
+    | type[Launcher]
 )
 T = TypeVar("T", bound=Part)
 
@@ -102,7 +104,7 @@ def parts(fault: str, correct: Any) -> Any:
     broken = _PARTS[fault]
     kinds: dict[str, Part] = {"engine": Engine, "router": Router, "client": Client, "interface": Interface}
     kinds |= {"trainer": Trainer, "generator": Generator, "endpoint": Endpoint, "staleness": StalenessManager}
-    kinds |= {"run": Run}
+    kinds |= {"run": Run, "launcher": Launcher}
     for field, kind in kinds.items():
         if issubclass(broken, kind):
             return msgspec.structs.replace(correct, **{field: broken})
