@@ -29,6 +29,7 @@ from harness.contract import messages
 from harness.driving.host import load_adapter
 from harness.driving.supervisor import PR_SET_CHILD_SUBREAPER
 from harness.machine import ports
+from harness.machine.processes import kill_trees
 
 ENVIRONMENT = dict(os.environ)
 """Of this process when it began. What a start sets in it is not handed on."""
@@ -116,7 +117,7 @@ class Owner:
         """One life of a stack."""
         up = await self._ask({"begin": request.wrong}, request.start_s)
         if up is None:
-            self._process.kill()
+            self._clear()
             return messages.OtherStackResult(in_time=False, took_s=request.start_s)
         self._told = up
         new = self._new()
@@ -133,7 +134,10 @@ class Owner:
             left = await self._gone(self._new, request.end_s)
             if ended.gpus is not None:
                 left.append(messages.Remnant(kind="reservation", what=f"Ray lacks {ended.gpus:g} accelerators"))
-        outlived = [] if request.then == "stays" else await self._outlived(request.end_s)
+        outlived: list[messages.Remnant] = []
+        if request.then != "stays":
+            outlived = await self._outlived(request.end_s)
+            self._clear()
         return msgspec.structs.replace(result, end_error=ended.error, left=left, outlived=outlived)
 
     async def _outlived(self, within_s: float) -> list[messages.Remnant]:
@@ -142,9 +146,14 @@ class Owner:
         try:
             await asyncio.wait_for(asyncio.to_thread(self._process.wait), within_s)
         except TimeoutError:
-            self._process.kill()
             return [messages.Remnant(kind="owner", what=f"pid {self._process.pid} does not end by itself")]
         return await self._gone(lambda: set(self._seen), within_s)
+
+    def _clear(self) -> None:
+        """Kill the process and all that it has started: the run's own stack shares the machine with it."""
+        kill_trees(
+            [self._process.pid, *self._told.forked, *(process.pid for process in self._seen if process.is_running())]
+        )
 
     async def _ask(self, word: Any, within_s: float) -> Told | None:
         """What the process answers; None without an answer in time, or if it has ended."""
