@@ -226,7 +226,7 @@ def _title(process: psutil.Process) -> str | None:
     try:
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
             return None
-        return " ".join(process.cmdline()) or process.name()
+        return " ".join(process.cmdline()).strip() or process.name()
     except psutil.Error:
         return None
 
