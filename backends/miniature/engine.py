@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -39,7 +40,8 @@ OPTIONS: dict[str, bool | int | float] = {"block_size": BLOCK, "max_num_seqs": 6
 TAGS = frozenset({"weights", "kv_cache"})
 """Memory that sleep releases and wake_up takes back (vLLM sleep mode)."""
 
-RESHAPING = ("logit_bias", "allowed_token_ids", "min_tokens")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+RESHAPING = ("logit_bias", "allowed_token_ids", "min_tokens", *PENALTIES)
 """Sampling parameters under which the most probable token is not always the greedy one."""
 
 CacheKey = tuple[Any, ...]
@@ -435,6 +437,8 @@ class Engine:
         row = self.row(request)
         for token, bias in (params.get("logit_bias") or {}).items():
             row[int(token)] += bias
+        for token, times in Counter(request.answer).items() if any(map(params.get, PENALTIES)) else ():
+            row[token] -= (params.get("presence_penalty") or 0) + times * (params.get("frequency_penalty") or 0)
         if params.get("allowed_token_ids"):
             allowed = list(params["allowed_token_ids"])
             others, row = row, np.full_like(row, -np.inf)

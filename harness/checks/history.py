@@ -39,8 +39,6 @@ from harness.records.reference import Query, Score, ScoreRequest, UnansweredQuer
 
 RULES = (
     *RESHAPING,
-    "presence_penalty",
-    "frequency_penalty",
     "structured_outputs",
     "guided_decoding",
     "logits_processors",

@@ -27,7 +27,7 @@ from harness.checks.base import (
 from harness.checks.control_plane import binding, taken
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
 from harness.checks.sampling import draws_repeat
-from harness.checks.tokens import RESHAPING
+from harness.checks.tokens import PENALTIES, RESHAPING
 from harness.contract.faults import ROWS, Fact
 from harness.records.differing import common_prefix, parting
 from harness.records.recording import Call, Observation
@@ -281,6 +281,14 @@ def _scores(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = Fals
     ]
 
 
+def _penalty(row: Row, at: int) -> float:
+    """What the penalties of a row take off the logit of its token at this place (vLLM documentation, SamplingParams)."""
+    tokens = row.tokens or ()
+    presence, frequency = (row.params.get(name) or 0.0 for name in PENALTIES)
+    times = tokens[:at].count(tokens[at])
+    return float(presence * (times > 0) + frequency * times)
+
+
 def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = False) -> bool:
     """True if the rows differ by rounding at a near tie, and each follows the model's greedy choice to its end. If their choice is
     reshaped, only the two tokens at which they part are compared. Always False on batch-invariant engines, where both rows round
@@ -289,8 +297,11 @@ def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row, *, aborted: bo
         return False
     scores = [evidence.reference.score(asked) for asked in _scores(evidence, plain, paused, aborted=aborted)]
     if scores and _reshaped(plain):
-        one, other = scores
-        return abs(one.logprobs[-1] - other.logprobs[-1]) < min(map(evidence.near, scores))
+        one, other = (
+            score.logprobs[-1] - _penalty(row, len(score.logprobs) - 1)
+            for score, row in zip(scores, (plain, paused), strict=True)
+        )
+        return abs(one - other) < min(map(evidence.near, scores))
     return bool(scores) and all(ties.parts_at(evidence, score) is None for score in scores)
 
 

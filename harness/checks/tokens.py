@@ -14,7 +14,8 @@ from harness.contract.messages import LISTS
 from harness.records.differing import parting
 from harness.records.reference import Query
 
-RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens", *PENALTIES)
 """Sampling parameters under which the most probable token of the model need not be the greedy choice."""
 
 

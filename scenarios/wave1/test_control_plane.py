@@ -44,7 +44,7 @@ async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: 
 @scenario(
     task=5,
     promise="pause(abort) ends requests in flight with the tokens they have and the finish reason abort",
-    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS},
+    needs={Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS},
     checks=[FAN_OUT, ABORTED, FROZEN, HELD, greedy("late")],
 )
 async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompts) -> None:
@@ -57,7 +57,7 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
 @scenario(
     task=5,
     promise="pause(abort, clear_cache) reaches the engines with its argument",
-    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS, Capability.PAUSE_CLEAR_CACHE},
+    needs={Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS, Capability.PAUSE_CLEAR_CACHE},
     checks=[FAN_OUT, ABORTED],
 )
 async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Prompts) -> None:
@@ -69,7 +69,7 @@ async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Pro
 @scenario(
     task=13,
     promise="pause(wait) lets requests in flight finish and holds new ones",
-    needs={Capability.PAUSE_KEEP, Capability.PAUSE_WAIT},
+    needs={Capability.PAUSE_WAIT},
     checks=[FAN_OUT, WAITED, FROZEN, HELD, SAME_AS_UNINTERRUPTED, greedy("late"), ALL_COMPLETE],
 )
 async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -> None:
@@ -96,7 +96,7 @@ async def test_idle_pause_keep_holds_requests(stack: Stack, prompts: Prompts) ->
 @scenario(
     task=5,
     promise="an idle stack that is paused (abort) holds what comes until resume()",
-    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT},
+    needs={Capability.PAUSE_ABORT},
     checks=[FAN_OUT, HELD, FROZEN, greedy("late"), ALL_COMPLETE],
 )
 async def test_idle_pause_abort_holds_requests(stack: Stack, prompts: Prompts) -> None:
@@ -108,7 +108,7 @@ async def test_idle_pause_abort_holds_requests(stack: Stack, prompts: Prompts) -
 @scenario(
     task=13,
     promise="an idle stack that is paused (wait) holds what comes until resume()",
-    needs={Capability.PAUSE_KEEP, Capability.PAUSE_WAIT},
+    needs={Capability.PAUSE_WAIT},
     checks=[FAN_OUT, HELD, FROZEN, greedy("late"), ALL_COMPLETE],
 )
 async def test_idle_pause_wait_holds_requests(stack: Stack, prompts: Prompts) -> None:
@@ -144,6 +144,37 @@ async def test_resume_without_a_pause(stack: Stack, prompts: Prompts) -> None:
     await stack.resume()
     await stack.resume()
     await stack.generate(prompts.unique(4), **ANSWER)
+
+
+@scenario(
+    task=5,
+    promise="resume() without a pause(abort), and twice after one, does no harm",
+    needs={Capability.PAUSE_ABORT},
+    checks=[greedy(), ALL_COMPLETE],
+)
+async def test_resume_without_an_abort(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, /resume: a state, not a count."""
+    await stack.attempt(stack.resume())
+    await stack.generate(prompts.unique(4), **ANSWER)
+    await stack.pause("abort")
+    await stack.resume()
+    await stack.attempt(stack.resume())
+    await stack.generate(prompts.unique(4), **ANSWER)
+
+
+@scenario(
+    task=5,
+    promise="completions, single and in a batch, that come while an idle stack is paused (abort) wait for resume()",
+    needs={Capability.PAUSE_ABORT, Capability.COMPLETION},
+    checks=[HELD, ALL_COMPLETE],
+)
+async def test_completions_that_come_during_pause_abort_wait(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, /pause: in every mode, new requests are not scheduled until /resume, whatever route they take."""
+    one, batch = prompts.one(), prompts.unique(4)
+    async with asyncio.TaskGroup() as tasks, pause_idle(stack, "abort", prompts.one()):
+        for asked in (one, batch):
+            body = {"model": stack.model_name, "prompt": asked, "return_token_ids": True, **ANSWER}
+            tasks.create_task(stack.attempt(stack.completion(body)))
 
 
 @scenario(

@@ -142,6 +142,18 @@ async def test_min_tokens_of_an_interrupted_batch(stack: Stack, prompts: Prompts
 
 @scenario(
     task=5,
+    promise="penalties for tokens that an answer already has count those from before an interruption too",
+    needs=NEEDS,
+    checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE],
+)
+async def test_penalties_of_interrupted_requests(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.presence_penalty and frequency_penalty: they count "new tokens" in "the generated text so
+    far", without the prompt, in which a retry gets them. SkyRL #1014, task 5: all parts form one answer."""
+    await with_and_without(stack, prompts.unique(SPREAD), presence_penalty=1.5, frequency_penalty=0.5, **long(stack))
+
+
+@scenario(
+    task=5,
     promise="an interrupted answer of exactly so many tokens has exactly so many",
     needs=NEEDS,
     checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE],

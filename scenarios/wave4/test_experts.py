@@ -293,7 +293,7 @@ async def test_a_caller_goes(stack: Stack, prompts: Prompts) -> None:
 @scenario(
     task=10,
     promise="pause(abort) returns every answer of a mixture: what was made of it, or nothing of one that still waits for a place",
-    needs={*NEEDS, Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS},
+    needs={*NEEDS, Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS},
     checks=[ABORTED],
     topologies=["moe"],
 )
@@ -308,7 +308,7 @@ async def test_a_pause_over_a_mixtures_queue(stack: Stack, prompts: Prompts) -> 
 @scenario(
     task=10,
     promise="an answer that was interrupted and continued has the experts of all its parts",
-    needs={*NEEDS, Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.RETRY_ABORTED},
+    needs={*NEEDS, Capability.PAUSE_ABORT, Capability.RETRY_ABORTED},
     checks=[routed_experts(), CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE],
     topologies=["moe"],
 )

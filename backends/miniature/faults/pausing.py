@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.miniature import tokenizer
 from backends.miniature.client import Client, RetryingClient
-from backends.miniature.engine import Engine, Output, Request
+from backends.miniature.engine import PENALTIES, Engine, Output, Request
 from backends.miniature.faults.registry import ONE, PAUSED, RECOMPUTED, seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import PauseMode, SessionId
@@ -513,6 +513,28 @@ class RetryKeepsItsMinimum(RetryingClient):
             self.fired += bool(done.tokens)
             left["min_tokens"] = params["min_tokens"]
         return left
+
+
+@seeded("penalties_begun_anew", caught_by=["pause_changes_nothing"])
+class RetryForgetsWhatWasMade(RetryingClient):
+    """A retry's penalties count from its own first token."""
+
+    async def again(self, done: Output, session: SessionId | None, params: dict[str, Any], **more: Any) -> Output:
+        if not any(map(params.get, PENALTIES)):
+            return await super().again(done, session, params, **more)
+        self.fired += bool(done.tokens)
+        return await Client.row(self, session, done.prompt + done.tokens, self.remaining(params, done), **more)
+
+
+@seeded("held_requests_answered", "completions_refused", caught_by=["all_complete", "held_until_resume"])
+class CompletionsRefusedDuringPause(Client):
+    """A completion that arrives during a pause is refused; other requests wait."""
+
+    async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        if any(engine.closed for engine in self.engines):
+            self.fired += 1
+            raise RuntimeError("completions are not supported during a pause")
+        return await super().completion(body)
 
 
 @seeded(
