@@ -208,6 +208,31 @@ def test_environment_variables_are_those_that_the_package_reads(tmp_path, monkey
         [*census.variables("no_such_package", "settings_of_all")]
 
 
+def test_switches_are_the_variables_that_stand_for_yes_or_no(tmp_path, monkeypatch):
+    (tmp_path / "switches_of_all.py").write_text(
+        "import os\nLIMIT = int(os.environ.get('A_LIMIT', 5))\n_NEW = str(os.environ.get('_NEW', '1')).lower() in ('1', 'yes')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [(o.name, o.kind, o.default) for o in census.switches("switches_of_all")] == [("_NEW", "switch", "'1'")]
+
+
+def test_what_a_generator_asks_of_its_client(tmp_path, monkeypatch):
+    (tmp_path / "its_generator.py").write_text(
+        "class G:\n    def go(self):\n        self.client.generate(1, model=2)\n        print(self.client.name, self.other.size)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {o.name: o for o in census.asked_of("self.client", ["its_generator"], "generator")}
+    asked = ["generate", "generate(model)", "name"]
+    assert [*found] == [f"generator asks for {name}" for name in asked]
+    fewer = {name: o for name, o in found.items() if "model" not in name}
+    more = compare(fewer, found, [])
+    assert [(change.name, change.how) for change in more.unexplained] == [
+        ("generator asks for generate(model)", How.REQUIRED)
+    ]
+    assert not compare(found, fewer, []).changes, "who asks for less takes every client"
+    assert not compare({}, found, []).changes, "an earlier harness told no needs"
+
+
 def test_a_reader_that_is_gone_has_a_name():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         [*census.read_by(["no_such_module"])]

@@ -36,13 +36,26 @@ from harness.records.wire import REQUEST_ID, header
 
 T = TypeVar("T")
 MODEL = "miniature"
-CONFIGURATION: dict[str, Scalar] = {
+Setting = Scalar | list[str]
+CONFIGURATION: dict[str, Setting] = {
     "generator.backend": MODEL,
     "generator.batched": False,
+    "generator.inference_engine.expert_parallel_size": 1,
+    "generator.inference_engine.external_proxy_url": None,
+    "generator.inference_engine.external_server_urls": None,
+    "generator.inference_engine.num_engines": 2,
+    "generator.inference_engine.tensor_parallel_size": 1,
+    "generator.max_input_length": 512,
     "generator.max_turns": 1,
+    "generator.merge_stepwise_output": False,
     "generator.sampling_params.max_generate_length": 1024,
     "generator.sampling_params.stop": None,
     "generator.sampling_params.temperature": 1.0,
+    "generator.step_wise_trajectories": False,
+    "trainer.logger": "console",
+    "trainer.max_prompt_length": 512,
+    "trainer.placement.colocate_all": False,
+    "trainer.placement.policy_num_gpus_per_node": 2,
 }
 SAMPLING = {
     "generator.sampling_params.max_generate_length": "max_tokens",
@@ -91,15 +104,30 @@ class Client:
         self.router, self.engines = router, engines
         self.slots = asyncio.Semaphore(REQUEST_CAP * len(engines))
 
-    def configuration(self, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    def configuration(self, overrides: Mapping[str, Setting]) -> dict[str, Setting]:
         """The configuration with these values in place of its own. Raises KeyError for a key that it does not have."""
         if strange := sorted(overrides.keys() - CONFIGURATION.keys()):
             raise KeyError(f"the configuration has no key {', '.join(strange)}")
         return {**CONFIGURATION, **overrides}
 
-    def sampling(self, configuration: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    def validate(self, configuration: Mapping[str, Setting]) -> None:
+        """Raises ValueError, with the keys, for settings that exclude each other."""
+        engines = "generator.inference_engine."
+        named = {key.rpartition(".")[2]: value for key, value in configuration.items()}
+        outside = [name for name in ("external_server_urls", "external_proxy_url") if named[name] is not None]
+        if named["colocate_all"] and outside:
+            raise ValueError(f"trainer.placement.colocate_all excludes {engines}{outside[0]}")
+        if named["expert_parallel_size"] not in (1, named["tensor_parallel_size"]):
+            raise ValueError(f"{engines}expert_parallel_size is neither 1 nor tensor_parallel_size")
+        if named["max_turns"] == 1 and named["max_input_length"] != named["max_prompt_length"]:
+            raise ValueError("generator.max_input_length differs from trainer.max_prompt_length, with one turn")
+        if named["merge_stepwise_output"] and not named["step_wise_trajectories"]:
+            raise ValueError("generator.merge_stepwise_output needs generator.step_wise_trajectories")
+
+    def sampling(self, configuration: Mapping[str, Setting]) -> dict[str, Scalar]:
         """The sampling parameters of requests under this configuration."""
-        return {SAMPLING[key]: value for key, value in configuration.items() if key in SAMPLING}
+        found = {SAMPLING[key]: value for key, value in configuration.items() if key in SAMPLING}
+        return {name: value for name, value in found.items() if isinstance(value, Scalar)}
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
@@ -386,6 +414,14 @@ class Client:
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
     # --- tokenizer
+
+    def syncs_of_engines(self) -> int:
+        """Number of syncs that the engines completed, whichever copy of the client made them."""
+        return max(engine.syncs for engine in self.engines)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt of a conversation."""
+        return tokenizer.render([dict(one) for one in messages])
 
     def tokenize(self, texts: list[str]) -> list[list[int]]:
         return [tokenizer.encode(text) for text in texts]

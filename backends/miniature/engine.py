@@ -97,6 +97,8 @@ class Request:
         """The request's own random sequence, used if it has a seed."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.processed: float | None = None
+        """Log-probability of the last token after temperature and filters; None if neither was applied."""
         self.experts: list[list[list[int]]] = []
         self.reason: Literal["stop", "length", "abort"] | None = None
         self.node: model.Node | None = None
@@ -137,6 +139,8 @@ class Engine:
     """Adapters that it keeps, in use or not."""
     first_space = True
     """False: its tokenizer leaves out a space at the beginning of a text."""
+    processed = False
+    """True if log-probabilities are those after temperature and filters (vLLM, logprobs_mode)."""
 
     def __init__(
         self,
@@ -429,7 +433,7 @@ class Engine:
     def choose(self, request: Request) -> int:
         """The next token of a request under its sampling parameters (vLLM documentation, SamplingParams)."""
         assert request.node is not None
-        params = request.params
+        params, request.processed = request.params, None
         if (shape := self.in_shape(params.get("response_format"))) is not None:
             return [*tokenizer.VOCABULARY.spelled(shape), tokenizer.EOS][len(request.tokens)]
         if self._dice is None and params.get("temperature", 1.0) == 0 and not any(map(params.get, RESHAPING)):
@@ -447,7 +451,9 @@ class Engine:
             row[list(self.stops(request))] = -np.inf
         temperature = params.get("temperature", 1.0)
         if temperature == 0:
-            return int(row.argmax())
+            best = int(row.argmax())
+            request.processed = float(-np.log(np.exp(row - row[best]).sum()))
+            return best
         return self.draw(request, row / temperature)
 
     def in_shape(self, response_format: Any) -> str | None:
@@ -469,15 +475,20 @@ class Engine:
             left = kept / kept.sum()
             kept = np.where(np.cumsum(left) - left < top_p, kept, 0)
         at = np.searchsorted(np.cumsum(kept), self.chance(request) * kept.sum(), side="right")
-        return int(order[min(int(at), len(order) - 1)])
+        at = min(int(at), len(order) - 1)
+        request.processed = float(np.log(kept[at] / kept.sum()))
+        return int(order[at])
 
     def chance(self, request: Request) -> float:
         """A random number in [0, 1), from the request's own sequence if it has a seed."""
         return (self._free if request.params.get("seed") is None else request.random).random()
 
     def logprob(self, request: Request, token: int) -> float:
-        """The log-probability of a chosen token, at temperature 1 (vLLM: logprobs are of the raw logits)."""
+        """The log-probability of a chosen token, at temperature 1 (vLLM: logprobs are of the raw logits), unless the engine is
+        configured to give it after temperature and filters."""
         assert request.node is not None
+        if self.processed and request.processed is not None:
+            return min(0.0, request.processed)
         if self._dice is None and token == request.node.best:
             return min(0.0, request.node.logprob)
         return min(0.0, float(self.row(request)[token]))

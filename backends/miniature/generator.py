@@ -80,6 +80,10 @@ class Generator:
         """All rollouts. If one fails, the others end with it."""
         return await all_or_none(rollouts)
 
+    def salt(self) -> str:
+        """Names the engines' weights, so that no prompt meets keys and values of earlier ones (SkyRL, use_cache_salt)."""
+        return f"sync {self.client.syncs_of_engines()}"
+
     def session(self, request: GymRequest, row: int) -> str:
         """The session that all turns of a trajectory share."""
         return uuid4().hex if request.trajectory_ids is None else request.trajectory_ids[row].session
@@ -91,7 +95,11 @@ class Generator:
     async def batch(self, request: GymRequest) -> list[Trajectory]:
         """One batch request for all trajectories, one turn each."""
         made = [self.start(request, row) for row in range(len(request.prompts))]
-        asked = GenerateRequest(prompt_token_ids=[t.prompt for t in made], sampling_params=request.sampling_params)
+        asked = GenerateRequest(
+            prompt_token_ids=[t.prompt for t in made],
+            sampling_params=request.sampling_params,
+            cache_salt=self.salt(),
+        )
         answers = await self.client.generate(asked)
         for row, trajectory in enumerate(made):
             tokens = answers.response_ids[row]
@@ -163,7 +171,10 @@ class Generator:
         """Add one answer and the environment's observation. Returns whether it is over, and where the answer ends."""
         prompt = made.prompt + made.response
         asked = GenerateRequest(
-            prompt_token_ids=[prompt], session_ids=[session], sampling_params=request.sampling_params
+            prompt_token_ids=[prompt],
+            session_ids=[session],
+            sampling_params=request.sampling_params,
+            cache_salt=self.salt(),
         )
         answer = await self.client.generate(asked)
         made.turns += 1

@@ -39,8 +39,16 @@ def wrong(params: dict[str, Any]) -> str | None:
     """Why the first wrong parameter is refused, with its name; None if all are right."""
     return next(
         (said for name, value in params.items() if (said := wrong_type(name, value, PARAMETERS.get(name)))),
-        no_grammar(params.get("response_format")),
+        no_grammar(params.get("response_format")) or no_token(params),
     )
+
+
+def no_token(params: dict[str, Any]) -> str | None:
+    """Why no first token can be chosen; None if one can. All allowed tokens may be stop tokens, which min_tokens excludes."""
+    allowed = set(params.get("allowed_token_ids") or ())
+    if allowed and params.get("min_tokens") and allowed <= set(params.get("stop_token_ids") or ()):
+        return "allowed_token_ids leaves no token: min_tokens excludes stop_token_ids"
+    return None
 
 
 def no_grammar(response_format: Any) -> str | None:

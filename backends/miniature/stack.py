@@ -89,10 +89,11 @@ class Miniature:
             engine.configure(self._configured())
             engine.first_space = request.topology.model != "llama"
             engine.kept_adapters = request.topology.kept_adapters or 1
+            engine.processed = request.topology.processed
         self.router = parts.router(self.engines, request.seed)
         raw.watch(parts.client)
         raw.watch(parts.interface)
-        self.client = parts.client()
+        self.client = self._replaced = parts.client()
         self._gone: list[Client] = []
         self.client.policies = request.policies
         self.client.takes_adapters = request.topology.lora
@@ -220,8 +221,11 @@ class Miniature:
         return await self.endpoint.at_server(engine, request)
 
     async def gym_generate(self, request: messages.GymRequest) -> messages.GymOutput:
-        self.generator.client = self.client
+        self.generator.client = self._replaced if request.earlier_client else self.client
         return await self.generator.generate(request)
+
+    async def render_chat(self, request: messages.RenderChatRequest) -> messages.RenderChatResult:
+        return messages.RenderChatResult(token_ids=self.client.render_chat(request.messages))
 
     async def tokenize(self, request: messages.TokenizeRequest) -> messages.TokenizeResult:
         return messages.TokenizeResult(token_ids=self.client.tokenize(request.texts))
@@ -330,6 +334,7 @@ class Miniature:
         await self.staleness.trained(request.global_step)
 
     async def pickle_client(self, _request: messages.Empty) -> None:
+        self._replaced = self.client
         self.interface = pickle.loads(pickle.dumps(self.interface))
         self.client = self.interface.client
         self.client.connect(self.router, self.engines)
@@ -397,7 +402,10 @@ class Miniature:
 
     async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:
         made = self.client.configuration(request.overrides)
-        values = {key: made[key] for key in request.overrides or made}
+        if request.validated:
+            self.client.validate(made)
+        named = {key: made[key] for key in request.overrides or made}
+        values = {key: value for key, value in named.items() if isinstance(value, messages.Scalar)}
         return messages.OverrideResult(values=values, sampling=self.client.sampling(made))
 
     async def device_memory(self, _request: messages.Empty) -> messages.DeviceMemoryResult:

@@ -45,6 +45,8 @@ RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection"
 PACKAGE = "skyrl.backends.skyrl_train"
 CONFIGURATION = "generator.inference_engine"
 """Path of the section of SkyRL's configuration for its engines."""
+CONSTANTS = "skyrl.env_vars"
+"""SkyRL's module that reads its environment variables."""
 ENTRY = "skyrl.train.entrypoints.main_base"
 """Module of SkyRL's entry point, which makes engines and client from the configuration."""
 OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")
@@ -123,6 +125,8 @@ class SkyRLStack(VllmStack):
         self.adapters: lora.Adapters
         self.cfg: Any = None
         self.client: Any = None
+        self.replaced_client: Any = None
+        """The client that `pickle_client` replaced by a copy."""
         self.fault_taps: list[FaultProxy | FaultyEngine] = []
         """Empty unless the start asked for fault taps."""
         self._synced = False
@@ -300,6 +304,8 @@ class SkyRLStack(VllmStack):
             endpoint.open_on_loopback(engine)
         extra: dict[str, Any] = {"max_model_len": request.max_model_len, **TOOLS}
         extra |= lora.more_engine_arguments(cfg, topology.kept_adapters, experts=self.has_experts)
+        if topology.processed:
+            extra["logprobs_mode"] = "processed_logprobs"
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
             engine.gpu_memory_utilization = 0.05
@@ -474,7 +480,8 @@ class SkyRLStack(VllmStack):
         )
 
     async def gym_generate(self, request: messages.GymRequest) -> messages.GymOutput:
-        return await gym.generate(self.cfg, self.client, self.tokenizer, request)
+        client = self.replaced_client if request.earlier_client else self.client
+        return await gym.generate(self.cfg, client, self.tokenizer, request)
 
     def engines_of_tinker(self, cfg: Any) -> AbstractContextManager[Any]:
         """While it is entered, SkyRL's backend of the Tinker API finds this stack's engines in place of its own. Changes `cfg`, the
@@ -657,7 +664,7 @@ class SkyRLStack(VllmStack):
         return messages.ServingArgumentsResult(arguments={n: made[n] for n in request.options if n in made})
 
     async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:
-        return await asyncio.to_thread(overrides.overridden, request.overrides)
+        return await asyncio.to_thread(overrides.overridden, request.overrides, validated=request.validated)
 
     async def census(self, _request: messages.Empty) -> messages.CensusResult:
         engines = await self.on_workers("parity_options")
@@ -670,22 +677,27 @@ class SkyRLStack(VllmStack):
         read = census.read_by((*self.reads_configuration(), *self.release.trainers_code))
         keys = census.keys(type(self.cfg.generator.inference_engine), CONFIGURATION, read)
         others = census.others(self.cfg, self.reads_configuration())
-        variables = [*census.variables(self.package(), "skyrl.env_vars")]
+        variables = [*census.variables(self.package(), CONSTANTS)]
+        switches = [*census.switches(CONSTANTS)]
         told = [
             *keys,
             *others,
             *variables,
+            *switches,
             *census.options(engines),
+            *census.asked_of("self.inference_engine_client", [SkyRLGymGenerator.__module__], "generator"),
             *census.methods_of(SkyRLGymGenerator, "generator"),
         ]
         offered = census.of(self.client, types=vars(weight_sync), keys=told)
-        return msgspec.structs.replace(offered, kept_back=self._kept_back(offer.name for offer in variables))
+        return msgspec.structs.replace(offered, kept_back=self._kept_back(variables, switches))
 
-    def _kept_back(self, variables: Iterable[str]) -> list[str]:
-        """Those of SkyRL's own variables that its entry point does not give to Ray's processes."""
+    def _kept_back(self, variables: Iterable[messages.Offer], switches: Iterable[messages.Offer]) -> list[str]:
+        """Those of SkyRL's own variables that its entry point does not give to Ray's processes. Of the switches only those for
+        features: the others are for the user's own process."""
         from skyrl.train.utils import utils
 
-        ours = [name for name in variables if name.startswith("SKYRL_")]
+        ours = [one.name for one in variables if one.name.startswith("SKYRL_")]
+        ours += [one.name for one in switches if one.name.startswith("_SKYRL_")]
         with mock.patch.dict(os.environ, dict.fromkeys(ours, "1")):
             passed = utils.prepare_runtime_environment(self.cfg)
         return [name for name in ours if name not in passed]

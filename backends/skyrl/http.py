@@ -484,6 +484,12 @@ class HttpStack(SkyRLStack):
         address = self.configured_address if request.configured else address
         return await endpoint.passed_on(self._direct, address, request)
 
+    async def render_chat(self, request: messages.RenderChatRequest) -> messages.RenderChatResult:
+        """As SkyRL's vision generator asks for it."""
+        body = {"model": self.client.model_name, "messages": request.messages}
+        found = await self.client.render_chat_completion({"json": body})
+        return messages.RenderChatResult(token_ids=[int(t) for t in found["token_ids"]])
+
     async def tokenize(self, request: messages.TokenizeRequest) -> messages.TokenizeResult:
         found = await self.client.tokenize(request.texts, add_special_tokens=request.add_special_tokens)
         return messages.TokenizeResult(token_ids=[[int(t) for t in row] for row in found])
@@ -582,6 +588,7 @@ class HttpStack(SkyRLStack):
         return self._made_again() if self.runs_in_threads else self.client
 
     async def pickle_client(self, _request: messages.Empty) -> None:
+        self.replaced_client = self.client
         self._left_behind.append(self.client)  # its calls in flight go on
         self.client, self._single = pickle.loads(pickle.dumps((self.client, self._single)))
 

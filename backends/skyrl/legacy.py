@@ -404,6 +404,7 @@ class LegacyStack(SkyRLStack):
         """Actor handles need Ray's serialization, which SkyRL uses to hand the client to its workers."""
         import ray
 
+        self.replaced_client = self.client
         if self.request.start == "ray":
             self.client = await asyncio.to_thread(lambda: ray.get(ray.put(self.client)))
         else:

@@ -12,13 +12,17 @@ SECTION = "generator"
 """The section of the configuration that the rollout stack reads."""
 
 
-def overridden(overrides: dict[str, Scalar]) -> OverrideResult:
-    """The configuration with these overrides. Raises what SkyRL raises about one. Sampling parameters are made of it as SkyRL's
-    trainers make them for each batch."""
+def overridden(overrides: dict[str, Scalar | list[str]], *, validated: bool = False) -> OverrideResult:
+    """The configuration with these overrides. Raises what SkyRL raises about one, with `validated` also what its entry point does.
+    Sampling parameters are made of it as SkyRL's trainers make them for each batch."""
     from skyrl.train.config import SkyRLTrainConfig
     from skyrl.train.evaluate import get_sampling_params_for_backend
 
     cfg = SkyRLTrainConfig.from_cli_overrides(dict(overrides)) if overrides else SkyRLTrainConfig()
+    if validated:
+        from skyrl.train.utils import validate_cfg
+
+        validate_cfg(cfg)
     found = dict(_leaves(getattr(cfg, SECTION), SECTION))
     sampling = get_sampling_params_for_backend("vllm", cfg.generator.sampling_params)
     return OverrideResult(

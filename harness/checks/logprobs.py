@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, concluded, failed, passed, untestable
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
-from harness.checks.sampling import tempered
+from harness.checks.sampling import SUMMED, allowed, tempered
 from harness.contract.faults import Fact
 from harness.records.reference import WIDER, Next, NextRequest, Noise, Query, Score, ScoreRequest, UnansweredQuery
 from harness.records.verdict import Margin
@@ -62,6 +63,58 @@ def _numbers(_: Evidence, rows: list[Answer]) -> Finding:
 def _misshapen(rows: Iterable[Answer]) -> list[tuple[str, dict[str, Any]]]:
     """What is wrong with the form of the rows' numbers."""
     return [(why, row.shown(logprobs=(row.logprobs or [])[:64])) for row in rows if (why := _wrong_shape(row))]
+
+
+def _every_asked(_: Evidence, rows: Iterable[Answer]) -> Iterator[Query]:
+    for row in filter(_asked, rows):
+        yield from (row.next_after(at) for at in range(len(row.tokens)))
+
+
+def _filtered(evidence: Evidence, rows: list[Answer]) -> Finding:
+    import numpy as np
+
+    asked = [row for row in rows if _asked(row)]
+    wrong, facts, unclear, worst = _misshapen(asked), 0, 0, 0.0
+    for row in (row for row in asked if _wrong_shape(row) is None):
+        temperature = row.params.get("temperature", 1.0)
+        bound = 2 * evidence.noise.near / (temperature or 1.0)
+        for at, (token, got) in enumerate(zip(row.tokens, row.logprobs or (), strict=True)):
+            model = np.asarray(evidence.reference.next(row.next_after(at)).logprobs)
+            if only := row.params.get("allowed_token_ids"):
+                others, model = model, np.full_like(model, -np.inf)
+                model[only] = others[only]
+            probabilities = tempered(model, temperature or 1.0)
+            filters = row.params if temperature else {}
+            left = allowed(probabilities, filters, summed=0.0)
+            edges = [allowed(probabilities, filters, bound), allowed(probabilities, filters, summed=-SUMMED)]
+            widest, narrowest = (float(probabilities[edge].sum()) for edge in edges)
+            if not left[token] or math.log(widest / max(narrowest, sys.float_info.min)) > bound:
+                unclear += 1  # which tokens the filter leaves depends on rounding
+                continue
+            facts += 1
+            expected = math.log(float(probabilities[token]) / float(probabilities[left].sum()))
+            worst = max(worst, abs(got - expected))
+            if abs(got - expected) > bound:
+                shown = row.shown(position=at, got=got, reference=expected, bound=bound)
+                wrong.append(("a log-probability is not the one after temperature and filters", shown))
+    if not facts and not wrong:
+        return untestable("no log-probability was asked for, or each token is at its filter's edge")
+    return concluded(facts, wrong, max_abs_error=worst, unclear=unclear)
+
+
+def after_filters(*labels: str) -> Check:
+    """Log-probabilities are those of the distribution that tokens are drawn from: after allowed tokens, temperature and filters."""
+    return of_answers(
+        "logprobs.filtered",
+        fault="an engine that is configured to give log-probabilities after temperature and filters gives others",
+        next_step="look at whether the option logprobs_mode reaches the engines, and at what the client does with each number",
+        reads=Fact.ANSWERS | Fact.LOGPROBS,
+        falsifies=Fact.LOGPROBS,
+        source="vLLM documentation, ModelConfig.logprobs_mode: processed_logprobs",
+        rule=_filtered,
+        asks=_every_asked,
+        labels=labels,
+    )
 
 
 def are_numbers(*labels: str) -> Check:

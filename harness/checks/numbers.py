@@ -16,6 +16,9 @@ from harness.contract.messages import LISTS
 ABSENT = "log-probabilities were asked for and none came"
 UNEVEN = "there is not one log-probability per token"
 NOT_FINITE = "a log-probability is not a finite number"
+STOOD_IN = "a log-probability is a number that stands for none"
+STAND_IN = -9999.0
+"""What vLLM and SkyRL write for a log-probability that is missing, or no finite number (vLLM, ChatCompletionLogProb)."""
 POSITIVE = "a log-probability is above zero"
 
 
@@ -34,6 +37,8 @@ def _problem(row: Row) -> str | None:
         return UNEVEN
     if not all(isinstance(n, int | float) and math.isfinite(n) for n in mine):
         return NOT_FINITE
+    if STAND_IN in mine:
+        return STOOD_IN
     return POSITIVE if any(n > 0 for n in mine) else None
 
 

@@ -44,6 +44,40 @@ OVERRIDES = Check(
 )
 
 
+VALID, CONTRADICTION = "valid", "contradiction"
+"""Labels of configurations: without and with two settings that exclude each other."""
+
+
+def _judge_contradictions(evidence: Evidence) -> Finding:
+    """Judges only if the configuration without the contradictions is valid. An error may write a key's underscores as spaces."""
+    calls = evidence.calls("override_configuration")
+    valid = [call for call in calls if call.label == VALID]
+    if not valid or any(call.error is not None for call in valid):
+        return untestable("the configuration without a contradiction is refused too")
+    facts, wrong = len(valid), []
+    for call in (call for call in calls if call.label == CONTRADICTION):
+        facts += 1
+        known = valid[0].request["overrides"]
+        given = {key: value for key, value in call.request["overrides"].items() if known.get(key) != value}
+        error, message, _ = error_of(call)
+        if error is None:
+            wrong.append(("settings that exclude each other are accepted without a word", {"settings": given}))
+        elif not any(key.rpartition(".")[2] in message.replace(" ", "_") for key in given):
+            wrong.append(
+                ("settings that exclude each other are refused by an error that names none", {"settings": given})
+            )
+    return concluded(facts, wrong)
+
+
+CONTRADICTIONS = Check(
+    name="contradictions",
+    fault="two settings that exclude each other are accepted, and one of them has no effect; or the error does not say which",
+    next_step="look at what checks the configuration before anything starts, and under which condition",
+    source="SkyRL, validate_cfg",
+    judge=_judge_contradictions,
+)
+
+
 SAMPLING = "generator.sampling_params."
 """What keys of sampling parameters begin with."""
 OTHER_NAMES = {"max_generate_length": "max_tokens"}

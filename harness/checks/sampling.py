@@ -192,9 +192,9 @@ def tempered(logprobs: Sequence[float] | Array, temperature: float) -> Array:
     return weights / weights.sum()
 
 
-def allowed(probabilities: Array, params: dict[str, Any], tolerance: float = 0.0) -> Array:
+def allowed(probabilities: Array, params: dict[str, Any], tolerance: float = 0.0, summed: float = SUMMED) -> Array:
     """Token by token, whether min_p, top_k and top_p leave it, in this order. Two log-probabilities within `tolerance` (nats) may be
-    in either order, which widens each edge."""
+    in either order, and a sum may be off by `summed`, which widens each edge. A negative `summed` narrows that of top_p."""
     import numpy as np
 
     order = np.argsort(-probabilities, kind="stable")
@@ -212,7 +212,7 @@ def allowed(probabilities: Array, params: dict[str, Any], tolerance: float = 0.0
         above = np.concatenate([[0.0], np.cumsum(falling / falling.sum())])
         surely = above[np.searchsorted(-falling, -falling / slack, side="left")]
         least = surely * slack / (surely * slack + 1 - surely)
-        falling = falling[least < params["top_p"] + SUMMED]
+        falling = falling[least < params["top_p"] + summed]
     kept = np.zeros(len(probabilities), dtype=bool)
     kept[order[: len(falling)]] = True
     return kept

@@ -9,7 +9,7 @@ from harness.checks.answers import select, unexpected
 from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
 from harness.records.recording import Call
-from harness.records.reference import DecodeRequest, EncodeRequest, Query
+from harness.records.reference import DecodeRequest, EncodeRequest, Query, RenderRequest
 
 SOURCE = 'SkyRL #904, "Data plane": tokenize(), detokenize()'
 
@@ -77,6 +77,24 @@ def _ask_decoded(evidence: Evidence) -> Iterator[Query]:
             yield DecodeRequest(tokens=ids, skip_special_tokens=False)
 
 
+def _rendered(evidence: Evidence) -> Finding:
+    calls = _calls(evidence, "render_chat")
+    if isinstance(calls, Finding):
+        return calls
+    wrong = list[tuple[str, dict[str, Any]]]()
+    for call in calls:
+        got, expected = (call.result or {}).get("token_ids"), evidence.reference.render(call.request["messages"])
+        if got != expected:
+            shown = {"call": call.id, "messages": call.request["messages"], "got": got, "reference": expected}
+            wrong.append(("render_chat() gives another prompt than the model's chat template", shown))
+    return concluded(len(calls), wrong)
+
+
+def _ask_rendered(evidence: Evidence) -> Iterator[Query]:
+    for call in evidence.calls("render_chat"):
+        yield RenderRequest(messages=call.request["messages"])
+
+
 def _round_trip(evidence: Evidence) -> Finding:
     there, back = _calls(evidence, "tokenize"), _calls(evidence, "detokenize")
     if isinstance(there, Finding):
@@ -122,4 +140,13 @@ ROUND_TRIP = Check(
     reads=Fact.TOKENIZER,
     source=SOURCE,
     judge=_round_trip,
+)
+RENDERED = Check(
+    name="chat_rendered",
+    fault="a conversation's prompt lacks a message or the begun answer, or another template renders it",
+    next_step="compare the chat template and the options of the stack's own rendering with the checkpoint's",
+    reads=Fact.TOKENIZER,
+    source="SkyRL, RemoteInferenceClient.render_chat_completion; vLLM documentation, /v1/chat/completions/render",
+    judge=_rendered,
+    queries=_ask_rendered,
 )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, concluded, together, untestable
+from harness.checks.base import UNTOLD, Check, Evidence, Finding, concluded, together, untestable
 from harness.checks.staleness import overlap
 from harness.checks.weights import about_versions, hold_their_version
 from harness.contract.faults import Fact
@@ -15,6 +15,7 @@ from harness.records.reference import ExpectedDigestsRequest
 
 UNCOUNTED = "a completed sync is not counted"
 MISCOUNTED = "the client counts what is no completed sync"
+OLD_SALT = "trajectories after a sync share the salt of trajectories before it"
 SILENT = "a server reports no label"
 ANOTHER = "a server does not report the label of its last completed sync"
 OUTLIVED = "a server reports the label of weights that a later sync replaced"
@@ -62,6 +63,38 @@ SYNCS_COUNTED = Check(
     reads=Fact.POLICY,
     source='SkyRL 0.3.0, RemoteInferenceClient.increment_weight_version: "Called once per completed weight sync to the engines"',
     judge=_judge_count,
+)
+
+
+def _judge_salts(evidence: Evidence) -> Finding:
+    """Judges pairs of gym requests of one client between which a sync was completed."""
+    syncs, facts, wrong = evidence.succeeded("sync_weights"), 0, []
+    for one, other in itertools.combinations(evidence.succeeded("gym_generate"), 2):
+        same = one.request.get("earlier_client") == other.request.get("earlier_client")
+        if not same or not any(one.ended_ns <= s.started_ns and s.ended_ns <= other.started_ns for s in syncs):
+            continue
+        salts = [_salts(evidence, call) for call in (one, other)]
+        if not all(salts):
+            return untestable("no engine says under which salt a trajectory's prompts were")
+        facts += 1
+        if shared := salts[0] & salts[1]:
+            wrong.append((OLD_SALT, {"before": one.id, "after": other.id, "salts": sorted(shared)}))
+    return concluded(facts, wrong) if facts else untestable("no sync lies between trajectories of one client")
+
+
+def _salts(evidence: Evidence, call: Call) -> set[str]:
+    """The salts of requests that engines began during the call."""
+    found = (one for one in evidence.executions if call.started_ns <= one.started_ns <= call.ended_ns)
+    return {one.cache_salt for one in found if one.cache_salt not in (None, UNTOLD)}
+
+
+SALTS_OF_WEIGHTS = Check(
+    name="salts_of_weights",
+    fault="trajectories after a sync get the salt of the weights before, so they read keys and values that these made",
+    next_step="look at whose count of syncs the salt is made of: a copy of the client does not see the syncs of another",
+    source='SkyRL 0.3.0, GeneratorConfig.use_cache_salt: "cache blocks are only shared across trajectories that started with the same '
+    'policy weight version"; RemoteInferenceClient: "Serializable: Can be pickled and passed between processes"',
+    judge=_judge_salts,
 )
 
 

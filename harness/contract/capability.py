@@ -45,6 +45,8 @@ class Capability(StrEnum):
     SKYRL_GENERATE_CONCURRENCY_PER_ENGINE."""
     TOKENIZE = "tokenize"
     """tokenize() and detokenize(). SkyRL #904, "Data plane"."""
+    RENDER_CHAT = "render_chat"
+    """render_chat(): the tokens of a conversation under the model's chat template. SkyRL, render_chat_completion."""
     PAUSE_KEEP = "pause_keep"
     """pause(keep): freeze in-flight requests, continue them on resume(). SkyRL API reference, pause_generation; vLLM `/pause`."""
     PAUSE_ABORT = "pause_abort"

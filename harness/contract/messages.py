@@ -189,6 +189,7 @@ class GymRequest(Message, frozen=True, kw_only=True):
     (SkyRL, `eval_sampling_params`).
     `chat_template` names a chat template of the generator's own (SkyRL, GeneratorConfig.chat_template). It renders the conversation's
     texts before each turn, and after the last turn the tokens that are trained on. Excludes `batched` and `step_wise`.
+    `earlier_client`: the generator holds the client that the last pickle_client() replaced, and that makes no syncs any more.
     """
 
     prompts: list[list[dict[str, str]]]
@@ -205,6 +206,7 @@ class GymRequest(Message, frozen=True, kw_only=True):
     overlong_filtering: bool = False
     zero_reward_on_non_stop: bool = False
     chat_template: str | None = None
+    earlier_client: bool = False
 
 
 class GymOutput(Message, frozen=True, kw_only=True):
@@ -226,6 +228,16 @@ class GymOutput(Message, frozen=True, kw_only=True):
     trajectory_ids: list[TrajectoryId] | None = None
     is_last_step: list[bool] | None = None
     rollout_metrics: dict[str, float] = {}
+
+
+class RenderChatRequest(Message, frozen=True, kw_only=True):
+    """A conversation, which the model's chat template makes a prompt of (SkyRL, render_chat_completion)."""
+
+    messages: list[dict[str, Any]]
+
+
+class RenderChatResult(Message, frozen=True, kw_only=True):
+    token_ids: list[int]
 
 
 class TokenizeRequest(Message, frozen=True, kw_only=True):
@@ -546,9 +558,11 @@ class ServingArgumentsResult(Message, frozen=True, kw_only=True):
 
 class OverrideRequest(Message, frozen=True, kw_only=True):
     """What does the stack's configuration hold, if these values are given for these keys (SkyRL, SkyRLTrainConfig.from_cli_overrides,
-    with a dict)? Starts nothing."""
+    with a dict)? Starts nothing. `validated`: the configuration is also checked as the entry point checks it before it starts
+    anything (SkyRL, validate_cfg)."""
 
-    overrides: dict[str, Scalar] = {}
+    overrides: dict[str, Scalar | list[str]] = {}
+    validated: bool = False
 
 
 class OverrideResult(Message, frozen=True, kw_only=True):
@@ -654,7 +668,9 @@ class ProbeSecurityResult(Message, frozen=True, kw_only=True):
     canaries: dict[str, bool]
 
 
-OfferKind = Literal["method", "parameter", "protocol", "attribute", "field", "exception", "key", "variable", "option"]
+OfferKind = Literal[
+    "method", "parameter", "protocol", "attribute", "field", "exception", "key", "variable", "switch", "option", "need"
+]
 
 
 class Offer(Message, frozen=True, kw_only=True):
@@ -665,8 +681,9 @@ class Offer(Message, frozen=True, kw_only=True):
     "client" is the client's constructor."""
     kind: OfferKind
     """A protocol is one of the standard library's, or a base class ("client is Hashable"). A field is one of a type that the client's
-    methods name. An exception is raised by the client's own code. An option is one of vLLM's, with the value that the engines run with
-    under this configuration."""
+    methods name. An exception is raised by the client's own code. A switch is an environment variable that stands for yes or no, in
+    whichever part of the stack. An option is one of vLLM's, with the value that the engines run with under this configuration. A need
+    is what the stack's generator asks of any client that it is given."""
     form: str = ""
     """Of a method "async", "sync", "async generator" or "generator"; of a parameter how it is given (`inspect.Parameter.kind`)."""
     type: str = ""
@@ -1019,6 +1036,7 @@ METHODS: dict[str, Method] = {
         ),
         Method("tokenize", TokenizeRequest, TokenizeResult, Capability.TOKENIZE),
         Method("detokenize", DetokenizeRequest, DetokenizeResult, Capability.TOKENIZE),
+        Method("render_chat", RenderChatRequest, RenderChatResult, Capability.RENDER_CHAT),
         Method("pause", PauseRequest, Empty),
         Method("resume", Empty, Empty),
         Method("sleep", SleepRequest, Empty, Capability.SLEEP),
@@ -1140,6 +1158,8 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found.add(Capability.CLIENT_THREADS)
         case "other_stack" if request.get("wrong") is None:
             found.add(Capability.STACK_ENDS)
+        case "gym_generate" if request.get("earlier_client"):
+            found.add(Capability.PICKLE_CLIENT)
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
         case "sample" if request.get("tinker") is not None:

@@ -60,6 +60,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """True if remote servers are started by the engine's own command and not by the stack's server module. No sync reaches them."""
     keyed: bool = False
     """True if all processes of the stack have a key for the engines' API in their environment (vLLM documentation, VLLM_API_KEY)."""
+    processed: bool = False
+    """True if log-probabilities are those after temperature and filters (vLLM, ModelConfig.logprobs_mode: processed_logprobs)."""
 
     @property
     def world_size(self) -> int:

@@ -209,6 +209,11 @@ class Calls(ABC):
             await self._call("detokenize", messages.DetokenizeRequest(token_ids=token_ids), messages.DetokenizeResult)
         ).texts
 
+    async def render_chat(self, messages_: list[dict[str, Any]]) -> list[int]:
+        """The prompt that the model's chat template makes of a conversation."""
+        request = messages.RenderChatRequest(messages=messages_)
+        return (await self._call("render_chat", request, messages.RenderChatResult)).token_ids
+
     # --- control plane
 
     async def pause(
@@ -419,11 +424,16 @@ class Calls(ABC):
         return (await self._call("serving_arguments", request, messages.ServingArgumentsResult)).arguments
 
     async def override_configuration(
-        self, overrides: dict[str, messages.Scalar] | None = None
+        self,
+        overrides: dict[str, messages.Scalar | list[str]] | None = None,
+        *,
+        validated: bool = False,
+        label: str | None = None,
     ) -> dict[str, messages.Scalar]:
-        """Key → value in a configuration with these overrides; without any, of every key for generation."""
-        request = messages.OverrideRequest(overrides=overrides or {})
-        return (await self._call("override_configuration", request, messages.OverrideResult)).values
+        """Key → value in a configuration with these overrides; without any, of every key for generation. `validated`: checked as
+        the entry point checks it."""
+        request = messages.OverrideRequest(overrides=overrides or {}, validated=validated)
+        return (await self._call("override_configuration", request, messages.OverrideResult, label)).values
 
     async def probe_security(self) -> messages.ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""

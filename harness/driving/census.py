@@ -101,6 +101,30 @@ def variables(package: str, constants: str) -> Iterator[Offer]:
     yield from (found[name] for name in sorted(found))
 
 
+def switches(constants: str) -> Iterator[Offer]:
+    """Environment variables that this module compares with words for yes, whichever part of the stack uses them. The code is read
+    and not imported."""
+    for node in ast.iter_child_nodes(_tree(constants)):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Compare):
+            yield from (msgspec.structs.replace(one, kind="switch") for one in _variables(node))
+
+
+def asked_of(holder: str, readers: Iterable[str], by: str) -> Iterator[Offer]:
+    """What this source code asks of the object that it holds as `holder` ("self.client"): methods, arguments that it gives by name,
+    and attributes. An object of the user's own has to have all of them. `by` begins each name."""
+    found: set[str] = set()
+    for node in (node for reader in readers for node in ast.walk(_tree(reader))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == holder:
+            found.add(f"{by} asks for {node.attr}")
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value) == holder
+        ):
+            found |= {f"{by} asks for {node.func.attr}({given.arg})" for given in node.keywords if given.arg}
+    yield from (Offer(name=name, kind="need") for name in sorted(found))
+
+
 def _variables(tree: ast.AST) -> Iterator[Offer]:
     """The environment variables that this code reads under a literal name."""
     for node in ast.walk(tree):

@@ -27,6 +27,8 @@ _LATER = {
     "protocol": re.compile(r"client is \w+"),
     "option": re.compile(r"(engine|trainer|generator(?!\.inference_engine))\..+"),
     "variable": re.compile(r"[A-Z][A-Z0-9_]+"),
+    "switch": re.compile(r"_?SKYRL_[A-Z0-9_]+"),
+    "need": re.compile(r"[\w ]+ asks for .+"),
 }
 """Kind → names that a census has since it tells that kind."""
 Offers = Mapping[str, Offer]
@@ -137,8 +139,8 @@ def _lost(
         owner = name.partition("(")[0]
         at = renamed.get(name) or renamed.get(owner, owner) + name.removeprefix(owner)
         theirs = candidate.get(at)
-        if theirs is None and ours.kind == "option":
-            continue  # of vLLM's release, not of the stack
+        if theirs is None and ours.kind in ("option", "need"):
+            continue  # an option is of vLLM's release, not of the stack; who needs less takes every client
         if theirs is None and owner != name and renamed.get(owner, owner) not in candidate:
             continue
         how = How.RENAMED if name in renamed else _how(ours, theirs)
@@ -158,15 +160,17 @@ def _how(ours: Offer, theirs: Offer | None) -> How | None:
 
 
 def _added(baseline: Offers, candidate: Offers, renamed: Mapping[str, str]) -> Iterator[Change]:
-    """What the candidate alone offers: arguments that a caller has to give, and the rest, which is new. Arguments of a new method are
-    left out, and options, which are those of vLLM's release."""
+    """What the candidate alone offers: arguments that a caller has to give, what a client of the user's own has to have, and the rest,
+    which is new. Arguments of a new method are left out, and options, which are those of vLLM's release."""
     methods = {renamed.get(name, name) for name, offer in baseline.items() if offer.kind == "method"}
     there = {*baseline, *renamed.values()}
+    told = {offer.kind for offer in baseline.values()}
     for name, theirs in candidate.items():
         of_parameter = theirs.kind == "parameter"
         if name in there or theirs.kind == "option" or (of_parameter and name.partition("(")[0] not in methods):
             continue
         must = of_parameter and theirs.default is None and not name.partition("(")[2].startswith("*")
+        must |= theirs.kind == "need" and "need" in told
         yield Change(name=name, how=How.REQUIRED if must else How.NEW, candidate=_said(theirs))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS, SYNC_BACKEND
 from harness.checks.left_out import LEFT_OUT
-from harness.checks.overrides import CONFIGURED_SAMPLING, OVERRIDES
+from harness.checks.overrides import CONFIGURED_SAMPLING, CONTRADICTION, CONTRADICTIONS, OVERRIDES, VALID
 from harness.checks.settings import SETTINGS
 from harness.contract.capability import Capability
 from harness.contract.messages import Scalar
@@ -126,6 +126,46 @@ async def test_overrides_of_the_configuration(stack: Stack, prompts: Prompts) ->
     for key in stack.within_budget(values):
         for value in others(values[key]):
             await stack.attempt(stack.override_configuration({key: value}))
+
+
+ENGINES = "generator.inference_engine."
+OWN: dict[str, Scalar | list[str]] = {
+    "trainer.logger": "console",
+    "trainer.placement.colocate_all": True,
+    "trainer.placement.policy_num_gpus_per_node": 1,
+    f"{ENGINES}num_engines": 1,
+    f"{ENGINES}tensor_parallel_size": 1,
+}
+"""A small configuration of colocated engines."""
+OUTSIDE: dict[str, Scalar | list[str]] = {
+    f"{ENGINES}external_server_urls": ["http://127.0.0.1:9"],
+    f"{ENGINES}external_proxy_url": "http://127.0.0.1:9",
+}
+"""Addresses of servers that colocated engines exclude."""
+EXCLUDED: tuple[dict[str, Scalar | list[str]], ...] = (
+    *({key: value} for key, value in OUTSIDE.items()),
+    OUTSIDE,
+    {f"{ENGINES}expert_parallel_size": 2},
+    {"generator.max_turns": 1, "generator.max_input_length": 513},
+    {"generator.merge_stepwise_output": True, "generator.step_wise_trajectories": False},
+)
+"""Settings that exclude each other or one of `OWN`."""
+
+
+@scenario(
+    task=0,
+    promise="settings that exclude each other are refused by name before anything starts",
+    needs={Capability.CONFIGURATION_OVERRIDES},
+    checks=[CONTRADICTIONS],
+)
+async def test_settings_that_exclude_each_other(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
+    """SkyRL, validate_cfg: "Cannot use external_proxy_url or external_server_urls with colocate_all=true"; SkyRL documentation,
+    Configuration Overview. No engine starts."""
+    apart = {**OWN, "trainer.placement.colocate_all": False}
+    for valid in (OWN, apart, {**apart, **OUTSIDE}):
+        await stack.attempt(stack.override_configuration(valid, validated=True, label=VALID))
+    for settings in EXCLUDED:
+        await stack.attempt(stack.override_configuration({**OWN, **settings}, validated=True, label=CONTRADICTION))
 
 
 @scenario(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.checks.tokenization import DECODED, ENCODED, ROUND_TRIP
+from harness.checks.tokenization import DECODED, ENCODED, RENDERED, ROUND_TRIP
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
@@ -37,6 +37,22 @@ async def test_special_tokens_are_added_or_not(stack: Stack, prompts: Prompts) -
     """SkyRL #904: tokenize(texts, add_special_tokens)."""
     for add in (True, False):
         await stack.tokenize([*prompts.texts(4), *HARD], add_special_tokens=add)
+
+
+@scenario(
+    task=0,
+    promise="render_chat() gives the prompt that the model's chat template makes of a conversation",
+    needs={Capability.RENDER_CHAT},
+    checks=[RENDERED],
+)
+async def test_conversations_are_rendered(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, RemoteInferenceClient.render_chat_completion: "apply chat template + tokenize". SkyRL's vision generator asks for it
+    before each turn. One message, one of each role, and texts that are hard to read."""
+    roles = ("system", "user", "assistant", "user")
+    mixed = [{"role": role, "content": text} for role, text in zip(roles, prompts.texts(4), strict=True)]
+    hard = [[{"role": "user", "content": text}] for text in HARD]
+    for conversation in (*prompts.conversations(4), mixed, *hard):
+        await stack.render_chat(conversation)
 
 
 @scenario(task=0, promise="generated and special tokens are read back", needs={Capability.TOKENIZE}, checks=[DECODED])

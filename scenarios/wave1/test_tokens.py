@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.logprobs import are_numbers, of_reference, over_many
+from harness.checks.errors import answered_or_named
+from harness.checks.logprobs import after_filters, are_numbers, of_reference, over_many
 from harness.checks.sampling import goodness_of_fit, independent, within_filters
 from harness.checks.tokens import different_output, greedy, same_output
 from harness.driving.stack import Stack
@@ -45,6 +46,42 @@ async def test_logprobs_of_sampled_tokens(stack: Stack, prompts: Prompts) -> Non
         await stack.generate(
             prompts.unique(8), temperature=temperature, seed=5, max_tokens=16, logprobs=0, ignore_eos=True
         )
+
+
+@scenario(
+    task=0,
+    promise="engines that are configured so give log-probabilities after temperature and filters",
+    checks=[after_filters(), are_numbers()],
+    topologies=["processed"],
+)
+async def test_logprobs_after_filters(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, ModelConfig.logprobs_mode: "processed_logprobs"; SkyRL documentation, Configuration Overview,
+    engine_init_kwargs. A training under top_k or top_p compares with the policy under the same filters."""
+    common: dict[str, Any] = {"max_tokens": 4, "logprobs": 0, "ignore_eos": True, "seed": 3}
+    few = stack.vocabulary.plain[:3]
+    for drawn in ({"top_k": 5}, {"top_p": 0.5}, {"top_k": 40, "top_p": 0.8, "temperature": 0.7}, {"top_k": 1}, {}):
+        await stack.generate(prompts.unique(6), **{"temperature": 1.0, **common, **drawn})
+    for temperature in (0.0, 1.0):
+        await stack.generate(prompts.unique(6), **{**common, "temperature": temperature, "allowed_token_ids": few})
+
+
+@scenario(
+    task=0,
+    promise="a request whose parameters leave no token is refused by name, or its log-probabilities are numbers",
+    checks=[answered_or_named("none_left", "allowed_token_ids", "min_tokens", "nan", "float"), greedy("after")],
+    topologies=["processed"],
+)
+async def test_parameters_that_leave_no_token(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams: allowed_token_ids; min_tokens, before which stop_token_ids are not generated; RFC 8259, 6:
+    JSON has no NaN."""
+    none: dict[str, Any] = {
+        "allowed_token_ids": [stack.vocabulary.plain[0]],
+        "stop_token_ids": [stack.vocabulary.plain[0]],
+    }
+    for temperature in (0.0, 1.0):
+        asked = {**none, "min_tokens": 4, "max_tokens": 4, "temperature": temperature, "logprobs": 0}
+        await stack.attempt(stack.generate(prompts.unique(1), label="none_left", **asked))
+    await stack.generate(prompts.unique(4), label="after", temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
 
 
 @scenario(

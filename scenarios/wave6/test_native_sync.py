@@ -136,7 +136,7 @@ async def unfit_parameter(stack: Stack, prompts: Prompts, *, unfit: Unfit) -> No
     promise="engines whose policy has diverged to NaN answer or say so, and the next sync is a good one",
     needs={*SYNC, Capability.HEALTH},
     checks=[answered_or_named("diverged", "nan", "finite", "float"), HEALTHY, EVERY_PARAMETER, greedy("after")],
-    topologies=["disaggregated"],
+    topologies=["disaggregated", "moe"],
     spoils=True,
 )
 async def test_a_policy_of_no_numbers(stack: Stack, prompts: Prompts) -> None:

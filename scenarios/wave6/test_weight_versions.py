@@ -9,9 +9,10 @@ from harness.checks.history import answered, cached, explained
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import FORCED_EFFECT
 from harness.checks.tokens import greedy
-from harness.checks.weight_labels import SYNCS_COUNTED, WEIGHT_LABELS
+from harness.checks.weight_labels import SALTS_OF_WEIGHTS, SYNCS_COUNTED, WEIGHT_LABELS
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
+from harness.contract.messages import GymRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.requests import ANSWER, sessions
@@ -114,6 +115,30 @@ async def test_a_salt_for_each_policy_version(stack: Stack, prompts: Prompts) ->
             await stack.sync_weights(version)
         for _ in range(2):
             await stack.generate(batch, session_ids=sessions(4), cache_salt=salt, **ANSWER)
+
+
+@scenario(
+    task=14,
+    promise="trajectories after a sync get another salt than those before, whichever copy of the client their generator holds",
+    needs={Capability.WEIGHT_SYNC, Capability.CACHE_SALT, Capability.GYM_GENERATOR, Capability.PICKLE_CLIENT},
+    checks=[SALTS_OF_WEIGHTS, ALL_COMPLETE],
+)
+async def test_a_copy_of_the_client_salts_with_the_engines_version(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.3.0, GeneratorConfig.use_cache_salt; RemoteInferenceClient: "Serializable: Can be pickled and passed between
+    processes". A trainer syncs with one copy of the client, and generators elsewhere hold another."""
+    await stack.pickle_client()
+    for version in (0, 1):
+        if version:
+            await stack.sync_weights(version)
+        for earlier in (False, True):
+            await stack.gym_generate(
+                GymRequest(
+                    prompts=prompts.conversations(2),
+                    env_extras=[{}] * 2,
+                    sampling_params={"max_tokens": 4, "temperature": 0.0},
+                    earlier_client=earlier,
+                )
+            )
 
 
 SALTS = ("policy@1", "organization/model", "back\\slash", "long" * 40, "a b")

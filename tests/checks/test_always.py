@@ -47,6 +47,7 @@ def test_a_scenario_of_control_calls_only_is_judged_for_what_it_did():
         (lambda v: [v[0], v[1][:-1]], numbers.UNEVEN),
         (lambda v: [v[0], [*v[1][:-1], math.nan]], numbers.NOT_FINITE),
         (lambda v: [v[0], [*v[1][:-1], None]], numbers.NOT_FINITE),
+        (lambda v: [v[0], [*v[1][:-1], -9999.0]], numbers.STOOD_IN),
         (lambda v: [v[0], [*v[1][:-1], 0.1]], numbers.POSITIVE),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.checks.overrides import CONFIGURED_SAMPLING, OVERRIDES
+from harness.checks.overrides import CONFIGURED_SAMPLING, CONTRADICTION, CONTRADICTIONS, OVERRIDES, VALID
 from harness.records.recording import CallError
 from tests.checks.scene import Scene
 from tests.traces import error
@@ -74,3 +74,39 @@ def test_a_configured_sampling_parameter_reaches_requests(name, sampling, lost):
 
 def test_no_configured_sampling_parameter():
     assert overridden(None).judge(CONFIGURED_SAMPLING).status == "untestable"
+
+
+ENGINES = "generator.inference_engine."
+OWN = {"trainer.placement.colocate_all": True, f"{ENGINES}num_engines": 1}
+BESIDE = {f"{ENGINES}external_proxy_url": "http://127.0.0.1:9"}
+
+
+def contradicting(failed: CallError | None, valid: CallError | None = None) -> Scene:
+    scene = Scene()
+    for settings, label, refused in ((OWN, VALID, valid), ({**OWN, **BESIDE}, CONTRADICTION, failed)):
+        result = None if refused else {"values": {}}
+        call = scene.call("override_configuration", {"overrides": settings, "validated": True}, result)
+        scene.change(call, label=label, error=refused)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("failed", "reason"),
+    [
+        (error("ValueError", "Cannot use external_proxy_url with colocate_all=true"), None),
+        (error("AssertionError", "external proxy url: not with colocated engines"), None),
+        (None, "settings that exclude each other are accepted without a word"),
+        (
+            error("AssertionError", "num_engines is wrong"),
+            "settings that exclude each other are refused by an error that names none",
+        ),
+    ],
+    ids=["named", "in words", "accepted", "another key"],
+)
+def test_settings_that_exclude_each_other_are_refused_by_name(failed, reason):
+    found = contradicting(failed).judge(CONTRADICTIONS)
+    assert (found.status, found.reason or None) == ("fail" if reason else "pass", reason)
+
+
+def test_a_refusal_says_nothing_if_the_rest_is_refused_too():
+    assert contradicting(error(), valid=error()).judge(CONTRADICTIONS).status == "untestable"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.tokenization import DECODED, ENCODED, ROUND_TRIP
-from tests.traces import decode, detokenize, encode, error, judge, tokenize
+from harness.checks.tokenization import DECODED, ENCODED, RENDERED, ROUND_TRIP
+from tests.traces import call, decode, detokenize, encode, error, judge, render, tokenize
 
 TEXTS = ["hello", "", "<|im_start|>user", " spaces  stay "]
 IDS = [encode(t) for t in TEXTS]
@@ -44,3 +44,15 @@ def test_errors_are_named_and_nothing_seen_is_untestable():
     )
     assert {found(c)[0] for c in (ENCODED, DECODED, ROUND_TRIP)} == {"untestable"}
     assert found(ROUND_TRIP, tokenize(["a"], [encode("a")]), detokenize(IDS, TEXTS))[0] == "untestable"
+
+
+SAID = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("ids", "status"), [(render(SAID), "pass"), (render(SAID)[:-1], "fail"), (encode("hello"), "fail"), (None, "fail")]
+)
+def test_a_conversations_prompt_is_the_templates(ids, status):
+    failed = error("HTTPError") if ids is None else None
+    rendered = call("render_chat", {"messages": SAID}, None if ids is None else {"token_ids": ids}, error=failed)
+    assert found(RENDERED, rendered)[0] == status

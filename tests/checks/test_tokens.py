@@ -7,7 +7,7 @@ import math
 import pytest
 
 from harness.checks import logprobs, tokens
-from harness.records.reference import Score, ScoreRequest
+from harness.records.reference import NextRequest, Score, ScoreRequest
 from tests import traces
 from tests.traces import FakeReference, error, generate, judge, sample
 
@@ -162,3 +162,30 @@ def test_different_seeds_must_matter():
     )
     failed = generate(PROMPTS, None, params={}, label="two", error=error("KeyError"))
     assert found(check, seeded("one", drawn[0]), failed) == ("fail", "generate() failed with KeyError: not like this")
+
+
+def filtered(token_of, number_of, **params):
+    """One token of one prompt. `number_of`: (its log-probability at temperature 1, probability mass that the filter leaves) → what the
+    stack gives."""
+    model = REFERENCE.next(NextRequest(version=0, prompt=PROMPTS[0])).logprobs
+    order = sorted(range(len(model)), key=model.__getitem__, reverse=True)
+    token, left = order[token_of], sum(math.exp(model[t]) for t in order[:2])
+    asked = {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "top_k": 2, **params}
+    number = number_of(model[token], math.log(left))
+    return generate(PROMPTS[:1], [[token]], logprobs=[[number]], params=asked)
+
+
+@pytest.mark.parametrize("token", [0, 1])
+def test_log_probabilities_after_filters(token):
+    after = logprobs.after_filters()
+    assert found(after, filtered(token, lambda own, left: own - left))[0] == "pass"
+    wrong = ("fail", "a log-probability is not the one after temperature and filters")
+    assert found(after, filtered(token, lambda own, left: own)) == wrong
+
+
+def test_greedy_log_probabilities_have_no_filter():
+    assert found(logprobs.after_filters(), filtered(0, lambda own, left: own, temperature=0.0))[0] == "pass"
+
+
+def test_a_token_outside_its_filter_has_no_log_probability_after_it():
+    assert found(logprobs.after_filters(), filtered(5, lambda own, left: own))[0] == "untestable"

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.weight_labels import ANOTHER, MISCOUNTED, OUTLIVED, SILENT, SYNCS_COUNTED, UNCOUNTED, WEIGHT_LABELS
+from harness.checks.weight_labels import (
+    ANOTHER,
+    MISCOUNTED,
+    OLD_SALT,
+    OUTLIVED,
+    SALTS_OF_WEIGHTS,
+    SILENT,
+    SYNCS_COUNTED,
+    UNCOUNTED,
+    WEIGHT_LABELS,
+)
 from harness.contract.errors import Blame
 from harness.records.recording import CallError
 from harness.records.reference import ExpectedDigests, ExpectedDigestsRequest
+from tests import traces
 from tests.checks.scene import SERVERS, Scene
 
 FAILED = CallError(kind="TrainerFailed", message="the trainer failed after 1 chunks", blame=Blame.STACK)
@@ -140,3 +151,36 @@ def test_labels_without_a_labelled_sync_say_nothing(scene):
     scene.sync(1)
     told(scene, "default", "default")
     assert scene.judge(WEIGHT_LABELS).status == "untestable"
+
+
+def salted(*salts: str | None, sync: bool = True, earlier: tuple[bool, bool] = (True, True)) -> Scene:
+    """Trajectories before and after a sync, under these salts."""
+    scene = Scene()
+    for number, (salt, by_earlier) in enumerate(zip(salts, earlier, strict=True)):
+        if number and sync:
+            scene.sync(1)
+        started = scene.pass_time()
+        scene.seen += traces.executed([1, 2], [3], from_ns=scene.pass_time(), step_ns=1)
+        scene.seen[-3:] = [
+            s
+            if s.kind != "request"
+            else traces.observation("request", s.server, s.at_ns, **(s.data | {"cache_salt": salt}))
+            for s in scene.seen[-3:]
+        ]
+        request = {"prompts": [], "env_extras": [], "earlier_client": by_earlier}
+        scene.calls.append(traces.call("gym_generate", request, {}, started_ns=started, ended_ns=scene.pass_time(3)))
+    return scene
+
+
+def test_trajectories_after_a_sync_have_another_salt():
+    assert salted("policy@0", "policy@1").judge(SALTS_OF_WEIGHTS).status == "pass"
+    assert salted("policy@0", "policy@0").judge(SALTS_OF_WEIGHTS).reason == OLD_SALT
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [salted("a", "a", sync=False), salted("a", "a", earlier=(True, False)), salted(None, None)],
+    ids=["no sync", "two clients", "no salt"],
+)
+def test_salts_that_say_nothing(scene):
+    assert scene.judge(SALTS_OF_WEIGHTS).status == "untestable"

@@ -7,6 +7,7 @@ from typing import Any
 from backends.miniature.client import Client
 from backends.miniature.engine import CacheKey, Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
+from backends.miniature.generator import Generator
 from harness.contract.faults import Fact
 from harness.contract.messages import Layout, SessionId
 
@@ -35,6 +36,15 @@ class SaltIgnoredByOne(SaltIgnored):
 
     def salted(self, request: Request, tokens: list[int]) -> CacheKey:
         return super().salted(request, tokens) if self.name == ONE else Engine.salted(self, request, tokens)
+
+
+@seeded("salt_of_earlier_weights", "by_an_earlier_client", caught_by=["salts_of_weights"])
+class SaltOfEarlierWeights(Generator):
+    """The generator takes the salt of its own client's count, which no sync of another client moves."""
+
+    def salt(self) -> str:
+        self.fired += self.client.syncs != self.client.syncs_of_engines()
+        return f"sync {self.client.syncs}"
 
 
 @seeded("sync_uncounted", "repeated", caught_by=["syncs_counted"])

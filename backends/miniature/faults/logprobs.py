@@ -9,6 +9,7 @@ from backends.miniature import model
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
+from harness.checks.numbers import STAND_IN
 from harness.contract.faults import Fact
 from harness.contract.messages import Generation, SampleRequest
 
@@ -110,6 +111,38 @@ class LogprobsPositive(Engine):
     def logprob(self, request: Request, token: int) -> float:
         self.fired += request.wants_logprobs
         return -super().logprob(request, token)
+
+
+@seeded("logprobs_nan", "with_a_stand_in", caught_by=["numbers_are_numbers"], corrupts=Fact.LOGPROBS)
+class LogprobsStandIn(LogprobsNowAndThenNaN):
+    """A log-probability that is NaN becomes a finite number that stands for none."""
+
+    def logprob(self, request: Request, token: int) -> float:
+        found = super().logprob(request, token)
+        return found if np.isfinite(found) else STAND_IN
+
+
+@seeded("logprobs_before_filters", caught_by=["logprobs.filtered"], corrupts=Fact.LOGPROBS)
+class LogprobsBeforeFilters(Engine):
+    """Log-probabilities are the model's own, where the engine is configured to give them after temperature and filters."""
+
+    def logprob(self, request: Request, token: int) -> float:
+        self.fired += self.processed and request.wants_logprobs
+        request.processed = None
+        return super().logprob(request, token)
+
+
+@seeded("logprobs_before_filters", "only_temperature", caught_by=["logprobs.filtered"], corrupts=Fact.LOGPROBS)
+class LogprobsOfTheTemperature(Engine):
+    """Log-probabilities are those after the temperature, and of a vocabulary from which top_k and top_p took nothing."""
+
+    def logprob(self, request: Request, token: int) -> float:
+        temperature = request.params.get("temperature", 1.0)
+        if self.processed and temperature and not request.params.get("allowed_token_ids"):
+            self.fired += request.wants_logprobs
+            row = self.row(request) / temperature
+            request.processed = float(row[token] - np.log(np.exp(row - row.max()).sum()) - row.max())
+        return super().logprob(request, token)
 
 
 @seeded("logprobs_shifted", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS, changes=ASKED)

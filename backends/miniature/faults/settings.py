@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.miniature.client import Client
+from backends.miniature.client import Client, Setting
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
@@ -111,8 +111,8 @@ class OptionOfTheAddressIgnored(Endpoint):
 class OverrideReadAsText(Client):
     """An override becomes text, which is parsed again."""
 
-    def configuration(self, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        read: dict[str, Scalar] = {}
+    def configuration(self, overrides: Mapping[str, Setting]) -> dict[str, Setting]:
+        read: dict[str, Setting] = {}
         for key, value in overrides.items():
             text = str(value)
             read[key] = int(text) if text.isdigit() else text if value is None or isinstance(value, str) else value
@@ -120,11 +120,33 @@ class OverrideReadAsText(Client):
         return super().configuration(read)
 
 
+@seeded("contradiction_accepted", "one_of_two", caught_by=["contradictions"])
+class ContradictionAccepted(Client):
+    """Servers of the user's own beside colocated engines are accepted; the proxy in front of them is still refused."""
+
+    def validate(self, configuration: Mapping[str, Setting]) -> None:
+        key = "generator.inference_engine.external_server_urls"
+        self.fired += bool(configuration[key]) and bool(configuration["trainer.placement.colocate_all"])
+        super().validate({**configuration, key: None})
+
+
+@seeded("contradiction_unnamed", caught_by=["contradictions"])
+class ContradictionUnnamed(Client):
+    """The error about two settings names neither."""
+
+    def validate(self, configuration: Mapping[str, Setting]) -> None:
+        try:
+            super().validate(configuration)
+        except ValueError as e:
+            self.fired += 1
+            raise ValueError("the configuration contradicts itself") from e
+
+
 @seeded("configured_sampling_lost", "one_parameter", caught_by=["configured_sampling"])
 class ConfiguredTemperatureLost(Client):
     """Requests do not get the configured temperature."""
 
-    def sampling(self, configuration: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    def sampling(self, configuration: Mapping[str, Setting]) -> dict[str, Scalar]:
         made = super().sampling(configuration)
         self.fired += made["temperature"] != 1.0
         return {**made, "temperature": 1.0}

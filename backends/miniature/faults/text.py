@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.miniature import tokenizer
@@ -88,6 +89,25 @@ class TokenizesLowerCase(Client):
     def tokenize(self, texts: list[str]) -> list[list[int]]:
         self.fired += any(text != text.lower() for text in texts)
         return super().tokenize([text.lower() for text in texts])
+
+
+@seeded("chat_rendered", "no_answer_begun", caught_by=["chat_rendered"], corrupts=Fact.TOKENIZER)
+class RendersNoAnswer(Client):
+    """The prompt of a conversation ends before the answer begins."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        self.fired += 1
+        return tokenizer.render([dict(one) for one in messages], add_generation_prompt=False)
+
+
+@seeded("chat_rendered", "last_turns", caught_by=["chat_rendered"], corrupts=Fact.TOKENIZER)
+class RendersTheLastTurns(Client):
+    """A long conversation loses its first message."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        long = len(messages) > 2
+        self.fired += long
+        return super().render_chat(messages[1:] if long else messages)
 
 
 @seeded("tokenizer_wrong", "spaces", caught_by=["tokenize.round_trip"], corrupts=Fact.TOKENIZER)
