@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.records.argument_forms import formed, places
+from harness.records.argument_forms import NO_NUMBER, formed, places
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | st.sampled_from([0.0, 0.5, 2.0]) | st.text("ab", max_size=2),
@@ -74,3 +75,11 @@ def test_what_a_method_takes_by_any_name():
     assert set(places(signature, (None,), {"tags": ["weights"]})) >= {"all arguments: by position", "tags: tuple"}
     assert formed(signature, (None,), {"tags": ["weights"]}, "all arguments: by position") == ((None, ["weights"]), {})
     assert formed(signature, (None,), {"tags": ["weights"]}, "tags: tuple") == ((None,), {"tags": ("weights",)})
+
+
+def test_a_number_becomes_none_at_one_place():
+    batch = {"params": {"temperature": 0.0, "top_p": 0.5, "seed": 7}}
+    args, _ = formed(SIGNATURE, (None, batch), {}, f"first.params.temperature: {NO_NUMBER}") or ((), {})
+    assert math.isnan(args[1]["params"].pop("temperature"))
+    assert args[1]["params"] == {"top_p": 0.5, "seed": 7}
+    assert formed(SIGNATURE, (None, batch), {}, f"first.params.seed: {NO_NUMBER}") is None

@@ -300,10 +300,16 @@ class Client:
         said = body["messages"]
         if any("role" not in message or not {"content", "tool_calls"} & {*message} for message in said):
             return error_body("a message needs a role, and a content or calls of tools", 400)
+        if any(message["role"] == "user" and self.content_of(message) is None for message in said):
+            return error_body("a user's message needs a content", 400)
         if unread := next((kind for message in said if (kind := self.unread(message)) is not None), None):
             return error_body(f"the model reads no parts of the type {unread}", 400)
         prompt = tokenizer.render([*map(self.as_rendered, said)], tools=self.tools(body))
         return await self._answered(body, [prompt], "chat.completion")
+
+    def content_of(self, message: dict[str, Any]) -> Any:
+        """The content of a user's message; None if it has none."""
+        return message.get("content")
 
     def unread(self, message: dict[str, Any]) -> str | None:
         """The type of the first part that is no text; None if there is none."""

@@ -51,6 +51,9 @@ class Endpoint:
         self.fired = 0
         self.client: Client
 
+    def beside(self, other: Client) -> None:
+        """Another client gets an address of its own. This one stays its client's."""
+
     def arguments(self, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """What it would be served with: it has all of these options (SkyRL #322, #358). Without any, what it is served with."""
         return {name: self.several(name, value) for name, value in (options or SERVED).items()}

@@ -345,6 +345,10 @@ class Miniature:
             self.client.close()
         elif request.life == "alone":
             self.client.alone()
+        elif request.life == "beside":
+            other = pickle.loads(pickle.dumps(self.client))
+            other.connect(Router(self.engines[:1], self.request.seed), self.engines[:1])
+            self.endpoint.beside(other)
         elif request.life in ("made again", "collected", "in another thread", "as configured"):
             self._gone.append(self.client)
             await self.pickle_client(messages.Empty())

@@ -55,25 +55,35 @@ def taken() -> Iterator[int]:
         server.server_close()
 
 
-def close(engine_cfg: Any) -> None:
-    """Stop the legacy client's endpoint and wait until it is gone."""
-    from skyrl.backends.skyrl_train.inference_engines.inference_engine_client_http_endpoint import shutdown_server
+def _shipped() -> Any:
+    from skyrl.backends.skyrl_train.inference_engines import inference_engine_client_http_endpoint
 
-    shutdown_server(host=HOST, port=engine_cfg.http_endpoint_port, max_wait_seconds=10)
+    return inference_engine_client_http_endpoint
+
+
+def served() -> tuple[Any, Any]:
+    """The client and the server of the legacy endpoint that was started last: the process has one of each."""
+    return _shipped()._global_inference_engine_client, _shipped()._global_uvicorn_server
+
+
+def close(engine_cfg: Any, serving: tuple[Any, Any]) -> None:
+    """Stop a legacy client's endpoint and wait until it is gone. `serving`: what `served` said once it had started."""
+    _shipped().set_global_state(*serving)
+    _shipped().shutdown_server(host=HOST, port=engine_cfg.http_endpoint_port, max_wait_seconds=10)
 
 
 class InProcess:
-    """The legacy endpoint's application, over the client that each call names."""
+    """The legacy endpoint's application, over the client that its caller named last, unless a later client has taken it over."""
 
     def __init__(self) -> None:
-        from skyrl.backends.skyrl_train.inference_engines import inference_engine_client_http_endpoint as shipped
-
-        self._shipped = shipped
+        self._over: Any = None
         self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(shipped.create_app(), raise_app_exceptions=False)
+            transport=httpx.ASGITransport(_shipped().create_app(), raise_app_exceptions=False)
         )
 
     async def http(self, client: Any, request: HttpRequest) -> HttpResponse:
-        self._shipped.set_global_state(client, None)
+        if client is not self._over:
+            self._over = client
+            _shipped().set_global_state(client, None)
         with raw.aside():  # as over a socket, the endpoint calls the client, not the adapter
             return await passed_on(self._client, "http://endpoint", request)

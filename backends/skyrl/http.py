@@ -615,6 +615,10 @@ class HttpStack(SkyRLStack):
                 self.client = made
                 if self.colocated:
                     await self.client.wake_up()
+            case "beside":
+                aside = messages.ClientLifeRequest(life="as configured", names="servers")
+                make = functools.partial(self._client_as_configured, aside, self._servers_of_client[:1])
+                self._left_behind.append(await asyncio.to_thread(make))
             case "in another thread" | "in two loops":
                 both = request.life == "in two loops"
                 self._left_behind += [] if both else [self.client]
@@ -626,8 +630,9 @@ class HttpStack(SkyRLStack):
                 pass
         return messages.ClientLifeResult(left=self._leftovers.take())
 
-    def _client_as_configured(self, request: messages.ClientLifeRequest) -> Any:
-        """A client as SkyRL's entry point makes it, told what of its router and servers is there already."""
+    def _client_as_configured(self, request: messages.ClientLifeRequest, servers: Sequence[str] | None = None) -> Any:
+        """A client as SkyRL's entry point makes it, told what of its router and servers is there already: all servers, or these."""
+        servers = self._servers_of_client if servers is None else servers
         configured = self.configuration_of(request)
         engine = configured.generator.inference_engine
         started: Any = nullcontext()
@@ -642,7 +647,7 @@ class HttpStack(SkyRLStack):
         if request.names in ("proxy and servers", "proxy"):
             engine.external_proxy_url = self._proxy
         named = request.names in ("proxy and servers", "servers")
-        engine.external_server_urls = list(self._servers_of_client) if named else None
+        engine.external_server_urls = list(servers) if named else None
         nobodys = request.names == "nobody's"
         if nobodys:
             engine.external_server_urls = [f"http://{messages.NOBODY}"]

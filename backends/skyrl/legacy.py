@@ -54,6 +54,7 @@ class LegacyStack(SkyRLStack):
         self._leftovers = lives.Leftovers()
         self._first: Any = None
         """The client that started the endpoint, which ends with this client."""
+        self._served: tuple[Any, Any] = (None, None)
 
     def vllm_patches(self) -> list[patches.Patch]:
         return [*super().vllm_patches(), *([patches.LEGACY_CPU] if self.on_cpu else [])]
@@ -101,7 +102,7 @@ class LegacyStack(SkyRLStack):
         else:
             self._engines = await asyncio.to_thread(self._engines_in_process)
             self.client = await asyncio.to_thread(self._make_client, self._tapped(self._engines), engine_cfg)
-        self._first = self.client
+        self._first, self._served = self.client, endpoint.served()
         if self.sleeps_at_start:
             self.notes.append(entry.SLEEP_NOTE)
             await self.client.wake_up()
@@ -230,7 +231,7 @@ class LegacyStack(SkyRLStack):
 
     async def _stop_engines(self) -> None:
         if self._first is not None and self._endpoint is None:
-            await asyncio.to_thread(endpoint.close, self.cfg.generator.inference_engine)
+            await asyncio.to_thread(endpoint.close, self.cfg.generator.inference_engine, self._served)
         if self._servers is not None:
             await asyncio.to_thread(self._servers.stop)
         elif self.request.start == "fork":
@@ -351,7 +352,7 @@ class LegacyStack(SkyRLStack):
         await self.client.reset_prefix_cache()
 
     async def client_life(self, request: messages.ClientLifeRequest) -> messages.ClientLifeResult:
-        """A client beside the first has no endpoint: that one's port is taken. teardown() would end the engines."""
+        """A client in the first one's place has no endpoint: that one's port is taken. teardown() would end the engines."""
         self._leftovers.watch(asyncio.get_running_loop())
         if request.life in ("made again", "collected", "as configured"):
             engine_cfg = copy.copy(self.cfg.generator.inference_engine)
@@ -362,6 +363,11 @@ class LegacyStack(SkyRLStack):
             client = made() if request.in_loop else await asyncio.to_thread(made)
             self._left_behind += [] if request.life == "collected" else [self.client]
             self.client = client
+        elif request.life == "beside":
+            engine_cfg = copy.copy(self.cfg.generator.inference_engine)
+            endpoint.open_on_loopback(engine_cfg)
+            made = functools.partial(self._client_as_configured, request, self._first.engines[:1], engine_cfg)
+            self._left_behind.append(await asyncio.to_thread(made))
         elif request.life == "alone":
             gc.collect()
         return messages.ClientLifeResult(left=self._leftovers.take())

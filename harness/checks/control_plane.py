@@ -128,6 +128,37 @@ HEALTH_FOLLOWS_SERVERS = Check(
 )
 
 
+GOOD = "good"
+"""Label of http() calls that nothing is wrong with, each followed by health()."""
+UNAVAILABLE = 503
+
+
+def _judge_health_of_the_address(evidence: Evidence) -> Finding:
+    """Judges each health() by the request just before it. Other errors than a 503 say nothing of the servers."""
+    told = 0
+    wrong = []
+    before: Call | None = None
+    for call in sorted(evidence.trace.own_calls, key=lambda call: call.started_ns):
+        if call.method == "http" and call.label == GOOD:
+            before = call
+        elif call.method == "health" and before is not None and before.result is not None and call.result is not None:
+            told += 1
+            if before.result["status"] == UNAVAILABLE and call.result == {"healthy": True}:
+                shown = {"call": call.id, "request": before.id, "said": before.result["body"][:200]}
+                wrong.append(("health() is true while the address answers good requests by 503", shown))
+    return concluded(told, wrong) if told else untestable("health() was not asked after an answered request")
+
+
+HEALTH_OF_THE_ADDRESS = Check(
+    name="health_of_the_address",
+    fault="an address turns every request away, and tells a load balancer that it is healthy",
+    next_step="compare what chooses a server for a request with what /health asks: both have to know the servers that are shut off",
+    reads=Fact.ERRORS,
+    source="SkyRL #899, review of /health; RFC 9110, 15.6.4: 503",
+    judge=_judge_health_of_the_address,
+)
+
+
 def _judge_world_size(evidence: Evidence) -> Finding:
     answers = [call for call in evidence.calls("world_size") if call.result is not None]
     if not answers:

@@ -11,6 +11,7 @@ from harness.checks.matching import WITH_ROWS, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
+from harness.records.argument_forms import NO_NUMBER
 from harness.records.differing import parting
 from harness.records.recording import Call
 
@@ -111,7 +112,10 @@ def _bias(value: Any) -> dict[int, float]:
 
 
 def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
-    """(field, given, seen, True if right) for every sampling parameter, and the salt of the cache, that the caller gave."""
+    """(field, given, seen, True if right) for every sampling parameter, and the salt of the cache, that the caller gave. None if it
+    gave NaN, which the recording cannot hold."""
+    if any(str(raw.formed).endswith(NO_NUMBER) for raw in row.call.raw or ()):
+        return
     if (salt := row.call.request.get("cache_salt")) is not None and execution.cache_salt != UNTOLD:
         yield "cache_salt", salt, execution.cache_salt, salt == execution.cache_salt
     ends = set(evidence.header.vocabulary.ends)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -368,4 +369,31 @@ def over_many(*labels: str) -> Check:
         rule=_many,
         asks=lambda _, rows: (row.score for row in rows),
         labels=labels,
+    )
+
+
+UNLIKELY = -1000.0
+"""A log-probability below it is of a token that no sampler would choose by itself (nats)."""
+
+
+def _extremes(_: Evidence, rows: list[Answer]) -> Finding:
+    far = [value for row in rows for value in row.logprobs or () if value < UNLIKELY]
+    if not far:
+        return untestable("no answer has a very unlikely token")
+    value, count = Counter(far).most_common(1)[0]
+    alike = f"the log-probabilities of very unlikely tokens are alike: {value:g}"
+    return failed(len(far), alike, [{"tokens": count, "of": len(far)}]) if 2 * count > len(far) else passed(len(far))
+
+
+def extremes(label: str) -> Check:
+    """The log-probabilities of very unlikely tokens are their own, however small, and not one floor."""
+    return of_answers(
+        "logprobs.extremes",
+        fault="very small log-probabilities are cut at a floor: ratios and KL of a policy that diverges look harmless",
+        next_step="look for a maximum with a constant where the engine's numbers become an answer",
+        reads=Fact.ANSWERS | Fact.LOGPROBS,
+        falsifies=Fact.LOGPROBS,
+        source=SOURCE,
+        rule=_extremes,
+        labels=(label,),
     )

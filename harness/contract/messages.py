@@ -302,14 +302,22 @@ class WorldSizeResult(Message, frozen=True, kw_only=True):
 # --- weight sync ----------------------------------------------------------------------------------------------------
 
 
-Unfit = Literal["name", "shape", "numbers"]
-"""What of a sent parameter does not fit the engines' model. Numbers: none of it is one, as after a training that diverged."""
+Unfit = Literal["name", "shape", "numbers", "size"]
+"""What of a sent parameter does not fit the engines' model. Numbers: none of it is one, as after a training that diverged. Size: they
+are far too large, as in a training that is about to diverge."""
 UNKNOWN = "parity_unknown"
 """Part of a parameter's name that no model has."""
 
 
+TOO_LARGE = 1e5
+
+
 def unfitting(tensors: Mapping[str, Any], unfit: Unfit) -> dict[str, Any]:
-    """The tensors with the middle one under a name that no model has, without its first row, or with NaN in place of numbers."""
+    """The tensors with the middle one under a name that no model has, without its first row, or with NaN in place of numbers; or with
+    those that have a row for each token `TOO_LARGE` times as large, and so all logits."""
+    if unfit == "size":
+        most = max(len(tensor) for tensor in tensors.values())
+        return {name: tensor * TOO_LARGE if len(tensor) == most else tensor for name, tensor in tensors.items()}
     middle = list(tensors)[len(tensors) // 2]
     changed = {"name": tensors[middle], "shape": tensors[middle][1:], "numbers": tensors[middle] * float("nan")}[unfit]
     known = f"{middle}.{UNKNOWN}" if unfit == "name" else middle
@@ -796,7 +804,9 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     stays. "collected": a new one takes its place, and nobody closes or keeps the earlier one. "in another thread": a new one takes
     its place, whose calls run in the event loop of another thread. "in two loops": the same one is called from two event loops by
     turns. "alone": it is all that is kept of what the stack's entry point made. "as configured": the one that the stack's entry point
-    makes of the configuration takes its place, for the same servers. "looked at": nothing happens.
+    makes of the configuration takes its place, for the same servers. "beside": the entry point makes another one for the first server
+    alone, with an OpenAI address of its own; the earlier one and its address stay the ones that are asked. "looked at": nothing
+    happens.
 
     `merged_adapter`: the configuration's policy is trained through an adapter that the trainer merges into the weights that it sends,
     so that engines take none (SkyRL: strategy "megatron" with a LoRA rank). `in_loop`: the entry point is called from within a running
@@ -809,7 +819,15 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     "as configured" only; a stack without addresses has no use for `names` and `answer_limit_s`."""
 
     life: Literal[
-        "made again", "closed", "collected", "in another thread", "in two loops", "alone", "as configured", "looked at"
+        "made again",
+        "closed",
+        "collected",
+        "in another thread",
+        "in two loops",
+        "alone",
+        "as configured",
+        "beside",
+        "looked at",
     ]
     merged_adapter: bool = False
     in_loop: bool = False

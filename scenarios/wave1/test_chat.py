@@ -282,6 +282,19 @@ async def test_wrong_conversations(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=0,
+    promise="a user's message without a content is an error that names it, and no message that nobody wrote",
+    needs=CHAT,
+    checks=[names_error("no_content", "content"), AFTER],
+)
+async def test_a_message_without_content(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, chat completions: the content of a user's message is required, a text or parts."""
+    empty: list[Any] = [{"role": "user", "content": None}]
+    await stack.attempt(stack.chat_completion(body(stack, empty), label="no_content"))
+    await stack.chat_completion(body(stack, prompts.conversations(1)[0]), label="after")
+
+
+@scenario(
+    task=0,
     promise="a conversation longer than the context is an error response, and the next request works",
     needs=CHAT,
     checks=[

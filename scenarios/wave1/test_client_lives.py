@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, Literal
 
 from fixtures.prompts import Prompts
@@ -11,10 +12,10 @@ from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import KEPT
 from harness.checks.request_cap import CAP
-from harness.checks.routing import STICKY
+from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
-from harness.contract.messages import REQUEST_CAP
+from harness.contract.messages import REQUEST_CAP, HttpRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.requests import ANSWER, long, sessions, until_idle, until_settled
@@ -85,6 +86,25 @@ async def test_closed_and_made_again(stack: Stack, prompts: Prompts) -> None:
     await answers(stack, prompts, label=AGAIN)
     await until_idle(stack)
     await stack.client_life("looked at")
+
+
+@scenario(
+    task=0,
+    promise="the OpenAI address of a client stays its own when another client gets one",
+    needs={Capability.CLIENT_LIVES, Capability.HTTP_ENDPOINT},
+    checks=[CLIENT_LIVES, SESSIONLESS_SPREAD, ALL_COMPLETE],
+    spoils=True,
+)
+async def test_another_client_with_an_address(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, Configuration Overview: enable_http_endpoint is a client's own setting, as are its host and port. The other
+    client, say of an evaluation, has the first server alone: it must not get the requests for all of them.
+
+    It spoils the stack: an address that is taken over does not come back."""
+    stack.spoil("another client's address")
+    await stack.client_life("beside")
+    for text in prompts.texts(32 * stack.topology.engines):
+        body = json.dumps({"model": stack.model_name, "prompt": text, "max_tokens": 2, "temperature": 0.0})
+        await stack.http(HttpRequest(path="/v1/completions", headers={"content-type": "application/json"}, body=body))
 
 
 @scenario(

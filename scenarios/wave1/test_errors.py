@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fixtures.prompts import Prompts
+from harness.checks.control_plane import GOOD, HEALTH_OF_THE_ADDRESS
 from harness.checks.errors import names_error, nothing_for_nothing
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
-from harness.contract.messages import GenerateRequest, SessionId
+from harness.contract.messages import GenerateRequest, HttpRequest, SessionId
 from harness.driving.stack import Stack
+from harness.records.argument_forms import AS_IT_IS, NO_NUMBER
 from harness.suite.scenario import scenario, variants
 from scenarios.requests import IMAGES, PIXEL
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
 """Long enough that not all decisions of a real model are near ties in 16 bits."""
 AFTER = greedy("after")
+JSON = {"content-type": "application/json"}
 NO_TEXT_IS_SO_SHORT = {"type": "string", "minLength": -1}
 """A schema that looks right until a grammar is made of it: that is the engine's work."""
 REFUSED = 2
@@ -108,6 +112,38 @@ async def test_sampling_parameters_of_a_wrong_type(stack: Stack, prompts: Prompt
     await still_works(stack, prompts)
 
 
+Ask = Callable[..., Coroutine[Any, Any, Any]]
+
+
+@variants(
+    {
+        "test_a_temperature_that_is_no_number": {"ask_of": lambda stack: stack.generate, "several": True},
+        "test_a_sample_at_no_number": {
+            "ask_of": lambda stack: lambda prompt, **params: stack.sample(prompt, 1, **params),
+            "several": False,
+            "needs": {Capability.SAMPLE},
+        },
+    },
+    task=0,
+    promise="a temperature of NaN is a named error, and not an answer",
+    checks=[names_error("nan", "temperature", "nan", "json"), AFTER],
+    deadline_s=100,
+)
+async def no_number(stack: Stack, prompts: Prompts, *, ask_of: Callable[[Stack], Ask], several: bool) -> None:
+    """vLLM documentation, SamplingParams: temperature is a number that is not negative; RFC 8259, 6: JSON has no NaN. A schedule that
+    divides by zero makes one. What is drawn from such logits is no rollout of the policy."""
+    ask = ask_of(stack)
+    given = prompts.unique(1) if several else prompts.one()
+    await stack.form(AS_IT_IS)
+    await ask(given, temperature=0.5, max_tokens=8)
+    forms = await stack.form(None)
+    for place in {form.rpartition(": ")[0] for form in forms if ".temperature: " in form}:
+        await stack.form(f"{place}: {NO_NUMBER}")
+        await stack.attempt(ask(given, temperature=0.5, max_tokens=8, label="nan"))
+    await stack.form(None)
+    await still_works(stack, prompts)
+
+
 @scenario(
     task=0,
     promise="generate() refuses n > 1 by name: it has one answer per prompt",
@@ -175,6 +211,25 @@ async def test_many_requests_that_are_refused(stack: Stack, prompts: Prompts) ->
     for _ in range(REFUSED * stack.topology.engines):
         await stack.attempt(a_completion(stack, prompts, {"type": "structural_tag", "format": 37}))
     await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="while an address turns good requests away, its health says so",
+    needs={Capability.COMPLETION, Capability.HTTP_ENDPOINT, Capability.HEALTH},
+    checks=[HEALTH_OF_THE_ADDRESS],
+    spoils=True,
+)
+async def test_health_while_requests_are_refused(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #899, review of /health: true if at least one engine is healthy; RFC 9110, 15.6.4: a 503 says that there is no server for
+    the request. A load balancer goes by /health. It spoils the stack, as the scenario before it does."""
+    stack.spoil("a router that counts refusals")
+    for _ in range(REFUSED * stack.topology.engines):
+        await stack.attempt(a_completion(stack, prompts, {"type": "structural_tag", "format": 37}))
+    for prompt in prompts.unique(2 * stack.topology.engines):
+        body = json.dumps({"model": stack.model_name, "prompt": prompt, **GREEDY})
+        await stack.http(HttpRequest(path="/v1/completions", headers=JSON, body=body), label=GOOD)
+        await stack.health()
 
 
 @scenario(

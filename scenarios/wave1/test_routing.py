@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SAME_SESSION, SESSIONLESS_SPREAD, SESSIONS_SPREAD, STICKY
 from harness.contract.capability import Capability
-from harness.contract.messages import SessionId
+from harness.contract.messages import HttpRequest, SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, under_delays, variants
 from scenarios.requests import EVERYWHERE, sessions
 
 ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
+SHORT: dict[str, Any] = {"max_tokens": 2, "temperature": 0.0}
 
 
 @scenario(
@@ -161,6 +163,42 @@ async def test_a_batch_of_one_prompt_is_spread(stack: Stack, prompts: Prompts) -
     """SkyRL API reference, InferenceEngineClient: "split evenly across engines". Group sampling repeats each prompt."""
     count = 32 * stack.topology.engines
     await stack.generate([prompts.one()] * count, max_tokens=2, temperature=0.0)
+
+
+@variants(
+    {
+        "test_texts_like_a_user_are_spread": {"head": "user: "},
+        "test_texts_like_a_session_are_spread": {"head": "session_id: "},
+    },
+    task=6,
+    promise="completions without a session are spread, whatever their texts begin with",
+    needs={Capability.COMPLETION},
+    checks=[SESSIONLESS_SPREAD, ALL_COMPLETE],
+)
+async def texts_like_a_field(stack: Stack, prompts: Prompts, *, head: str) -> None:
+    """SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing". A dialogue that is a text begins with its
+    speaker. The texts differ after their second word."""
+    for text in prompts.texts(32 * stack.topology.engines):
+        await stack.completion({"model": stack.model_name, "prompt": f"{head}Please {text}", **SHORT})
+
+
+@variants(
+    {
+        "test_requests_with_x_user_id_are_spread": {"name": "x-user-id"},
+        "test_requests_with_x_request_id_are_spread": {"name": "x-request-id"},
+    },
+    task=6,
+    promise="a header that is not the session's leaves requests to any server",
+    needs={Capability.HTTP_ENDPOINT},
+    checks=[SESSIONLESS_SPREAD, ALL_COMPLETE],
+)
+async def requests_with_a_header(stack: Stack, prompts: Prompts, *, name: str) -> None:
+    """SkyRL #899: X-Session-ID is the header of a session. A gateway adds headers of its own, such as one for all requests of a user,
+    or of a job."""
+    headers = {"content-type": "application/json", name: "job-7"}
+    for text in prompts.texts(32 * stack.topology.engines):
+        body = json.dumps({"model": stack.model_name, "prompt": text, **SHORT})
+        await stack.http(HttpRequest(path="/v1/completions", headers=headers, body=body))
 
 
 IDS: dict[str, tuple[Any, ...]] = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import HEALTHY, PAUSE_STATES
 from harness.checks.errors import answered_or_named, names_error
 from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.logprobs import extremes
 from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy
 from harness.checks.transfer import NATIVE_TRANSFER, NO_EXTENSION
@@ -151,6 +154,25 @@ async def test_a_policy_of_no_numbers(stack: Stack, prompts: Prompts) -> None:
     await stack.sync_weights(1)
     await stack.digests()
     await stack.attempt(stack.generate(prompts.unique(SPREAD), label="after", logprobs=0, **ANSWER))
+
+
+@scenario(
+    task=14,
+    promise="a policy that is about to diverge shows its log-probabilities, however small",
+    needs=SYNC,
+    checks=[extremes("diverging"), greedy("after")],
+    topologies=["disaggregated"],
+    spoils=True,
+)
+async def test_a_policy_that_diverges(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineOutput.response_logprobs; vLLM documentation, SamplingParams.logprobs. Their size is what a
+    user sees of such a training. Few tokens are allowed, so that the chosen ones are very unlikely."""
+    await stack.sync_weights(2, unfit="size")
+    few: dict[str, Any] = {"allowed_token_ids": stack.vocabulary.plain[:6], "ignore_eos": True, "temperature": 0.0}
+    asked = stack.generate(prompts.unique(SPREAD), label="diverging", max_tokens=6, logprobs=0, **few)
+    await stack.attempt(asked)
+    await stack.sync_weights(1)
+    await stack.generate(prompts.unique(SPREAD), label="after", **ANSWER)
 
 
 @scenario(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.control_plane import FAN_OUT, HEALTHY, NO_SLEEP, PAUSE_STATES, WORLD_SIZE
+from harness.checks.control_plane import (
+    FAN_OUT,
+    GOOD,
+    HEALTH_OF_THE_ADDRESS,
+    HEALTHY,
+    NO_SLEEP,
+    PAUSE_STATES,
+    WORLD_SIZE,
+)
 from harness.checks.liveness import ALL_COMPLETE
 from harness.contract.topology import Topology
 from tests import traces
@@ -62,6 +70,22 @@ def test_what_the_stack_says_of_itself(check, method, right, wrong):
     assert scene.judge(check, topology=topology).status == "pass"
     scene.call(method, {}, wrong)
     assert scene.judge(check, topology=topology).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("status", "healthy", "verdict"),
+    [(200, True, "pass"), (503, False, "pass"), (500, True, "pass"), (503, True, "fail")],
+)
+def test_an_address_that_refuses_requests_and_its_health(status, healthy, verdict):
+    scene = Scene()
+    scene.call("health", {}, {"healthy": True})
+    assert scene.judge(HEALTH_OF_THE_ADDRESS).status == "untestable"
+    asked = scene.call(
+        "http", {"path": "/v1/completions", "method": "POST"}, {"status": status, "headers": {}, "body": ""}
+    )
+    scene.change(asked, label=GOOD)
+    scene.call("health", {}, {"healthy": healthy})
+    assert scene.judge(HEALTH_OF_THE_ADDRESS).status == verdict
 
 
 def states(*answers: dict[str, bool]) -> Scene:

@@ -6,6 +6,8 @@ import pytest
 
 from harness.checks.echo import ECHO
 from harness.contract.capability import Capability
+from harness.records.argument_forms import NO_NUMBER
+from harness.records.recording import Raw
 from tests import traces
 from tests.checks.scene import STEP, Scene, without_observations
 
@@ -111,3 +113,13 @@ def test_an_argument_that_the_stack_does_not_offer_is_left_open():
     assert scene.judge(ECHO, capabilities=offered).status == "pass"
     scene.control("pause", mode="keep", clear_cache=False, arguments={"mode": "keep"})
     assert scene.judge(ECHO, capabilities=offered).reason == "pause() changed clear_cache on the way"
+
+
+def test_the_parameters_of_a_call_that_gave_nan_are_not_those_of_its_recording():
+    scene = one_call({"temperature": 0.5}, {"temperature": None})
+    assert scene.judge(ECHO).status == "fail"
+    formed = f"input_batch.sampling_params.temperature: {NO_NUMBER}"
+    scene.change(
+        scene.calls[-1], raw=[Raw(method="generate", arguments=["input_batch"], forms={"": "dict"}, formed=formed)]
+    )
+    assert scene.judge(ECHO).status == "pass"

@@ -9,7 +9,7 @@ import pytest
 
 from harness.checks import ties, tokens
 from harness.checks.base import Check, Evidence, passed
-from harness.checks.logprobs import CONSTANT, TEMPERATURE, of_reference
+from harness.checks.logprobs import CONSTANT, TEMPERATURE, extremes, of_reference
 from harness.checks.sampling import tempered
 from harness.contract.errors import Blame
 from harness.judging.judge import run
@@ -134,3 +134,16 @@ def test_a_run_shows_the_most_that_passed_and_each_fault_where_it_is_hardest_to_
     assert widest([first]) == first
     assert floors([]) == []
     assert msgspec.json.decode(msgspec.json.encode(floor), type=type(floor)) == floor
+
+
+def test_very_small_log_probabilities_that_are_cut_at_a_floor():
+    small = [[-1e4 * (1 + 0.01 * place) for place in range(len(answer))] for answer in ANSWERS]
+    own = [[value - 7 * row for value in values] for row, values in enumerate(small)]
+    cut = [[max(value, -9999.0) for value in row] for row in own]
+
+    def extreme(numbers):
+        return judge(extremes("far"), msgspec.structs.replace(call(numbers), label="far"), reference=REFERENCE)
+
+    assert extreme(own).status == "pass"
+    assert extreme(cut).reason == "the log-probabilities of very unlikely tokens are alike: -9999"
+    assert extreme(RIGHT).status == "untestable"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,6 +67,18 @@ class OnlyByKeyword(Interface):
     async def wake_up(self, *args: Any, **given: Any) -> None:
         self.fired += len(args)
         await super().wake_up(given.get("tags"))
+
+
+@seeded("argument_form", "nan_for_one", caught_by=["errors.named"], changes=IN_ANOTHER_FORM)
+class NaNForOne(Interface):
+    """A temperature of NaN counts as 1."""
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
+        params = input_batch["sampling_params"]
+        if math.isnan(params.get("temperature") or 0.0):
+            self.fired += 1
+            params = params | {"temperature": 1.0}
+        return await super().generate({**input_batch, "sampling_params": params})
 
 
 @seeded("argument_changed", caught_by=["kept_arguments"])

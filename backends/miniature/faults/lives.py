@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from backends.miniature.client import MODEL, Client
+from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Output
 from backends.miniature.faults.registry import REFUSED, seeded
 from harness.contract.faults import ROWS, Fact
@@ -136,6 +137,22 @@ class AskedAgainByTheClient(GivenUpByTheProxy):
         self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
     ) -> Output:
         return await Client.row(self, session, prompt, params, **more)
+
+
+@seeded("address_taken_over", caught_by=["sessionless_spread"], corrupts=Fact.ROUTES)
+class AddressTakenOver(Endpoint):
+    """Another client's address and this one answer through the client that was made last."""
+
+    _last: Client | None = None
+
+    def beside(self, other: Client) -> None:
+        self._last = other
+
+    async def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self._last is not None:
+            self.fired += 1
+            self.client = self._last
+        return await super().answer(path, body)
 
 
 @seeded("client_lives", "gone_with_its_owner", caught_by=["client_lives"], corrupts=ROWS)

@@ -15,6 +15,7 @@ from harness.contract.messages import Generation, SampleRequest
 
 ASKED = frozenset({"sampling_params.logprobs"})
 """What a request has that asks for them."""
+FLOOR = -9999.0
 
 
 class _Tempered(Engine):
@@ -53,6 +54,16 @@ class LogprobsOfAnotherVersion(Engine):
         for fed in request.context:
             node = other.feed(node, fed)
         return float(other.row(node)[token])
+
+
+@seeded("logprobs_cut", caught_by=["logprobs.extremes"])
+class LogprobsCut(Engine):
+    """No log-probability is below -9999."""
+
+    def logprob(self, request: Request, token: int) -> float:
+        found = super().logprob(request, token)
+        self.fired += found < FLOOR
+        return max(found, FLOOR)
 
 
 class _Off(Engine):

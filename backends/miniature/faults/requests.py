@@ -149,7 +149,17 @@ class RoleUnknown(Client):
         return error_body("unknown role: developer", 400)
 
 
-@seeded("refusals_shut_a_server", caught_by=["tokens.greedy"], corrupts=ROWS | Fact.ERRORS)
+@seeded("message_read_otherwise", "none_is_empty", caught_by=["errors.named"])
+class NoneIsEmpty(Client):
+    """A user's message without a content counts as an empty one."""
+
+    def content_of(self, message: dict[str, Any]) -> Any:
+        content = super().content_of(message)
+        self.fired += content is None
+        return content or ""
+
+
+@seeded("refusals_shut_a_server", caught_by=["tokens.greedy", "health_of_the_address"], corrupts=ROWS | Fact.ERRORS)
 class RefusalsShutAServer(Client):
     """After three refused completions in a row no server counts as healthy, until one is answered."""
 

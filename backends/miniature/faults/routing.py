@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from backends.miniature.client import Client, RetryingClient
+from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import REFUSED, seeded
 from backends.miniature.router import Router
 from harness.contract.faults import Fact
-from harness.contract.messages import GenerateRequest, SessionId
+from harness.contract.messages import GenerateRequest, HttpRequest, SessionId
+from harness.records.wire import header
 
 
 @seeded("single_request_loses_session", caught_by=["sticky_sessions"], changes=REFUSED | {"Router.server_of_session"})
@@ -166,6 +168,28 @@ class CompletionsAreOneSession(Client):
             self.fired += 1
             body = body | {"session_id": "completions"}
         return await super()._answered(body, prompts, kind)
+
+
+@seeded("one_server_gets_all", "by_the_speaker", caught_by=["sessionless_spread"], corrupts=Fact.ROUTES)
+class SessionInTheText(Client):
+    """The word after "user:" in a text counts as its session."""
+
+    async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        _, told, rest = str(body["prompt"]).partition("user: ")
+        if told and body.get("session_id") is None:
+            self.fired += 1
+            body = body | {"session_id": rest.split()[0]}
+        return await super().completion(body)
+
+
+@seeded("one_server_gets_all", "by_another_header", caught_by=["sessionless_spread"], corrupts=Fact.ROUTES)
+class SessionInAnotherHeader(Endpoint):
+    """The header x-user-id counts as the session of a request that has none."""
+
+    def session(self, request: HttpRequest) -> str | None:
+        named, user = super().session(request), header(request.headers, "x-user-id")
+        self.fired += named is None and user is not None
+        return user if named is None else named
 
 
 @seeded("session_moves", "after_an_interruption", caught_by=["sticky_sessions"])
