@@ -304,8 +304,7 @@ class SkyRLStack(VllmStack):
             endpoint.open_on_loopback(engine)
         extra: dict[str, Any] = {"max_model_len": request.max_model_len, **TOOLS}
         extra |= lora.more_engine_arguments(cfg, topology.kept_adapters, experts=self.has_experts)
-        if topology.processed:
-            extra["logprobs_mode"] = "processed_logprobs"
+        extra |= {"logprobs_mode": "processed_logprobs"} if topology.processed else {}
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
             engine.gpu_memory_utilization = 0.05

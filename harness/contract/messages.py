@@ -1154,6 +1154,23 @@ _OF_LAYOUTS: Mapping[str, frozenset[Capability]] = {
     "megatron": frozenset({Capability.MEGATRON_TRAINER}),
 }
 
+_OF_ARGUMENTS: Mapping[str, Mapping[str, Capability]] = {
+    "pause": {"clear_cache": Capability.PAUSE_CLEAR_CACHE},
+    "wake_up": {"tags": Capability.WAKE_UP_TAGS},
+    "sample": {"prompt_logprobs": Capability.PROMPT_LOGPROBS, "lora_adapter": Capability.LORA},
+    "generate": {
+        "single": Capability.SINGLE_REQUESTS,
+        "cache_salt": Capability.CACHE_SALT,
+        "prompts": Capability.GENERATE_MESSAGES,
+        "lora_adapter": Capability.LORA,
+    },
+    "gym_generate": {"earlier_client": Capability.PICKLE_CLIENT},
+    "sync_weights": {"weight_label": Capability.WEIGHT_LABELS},
+    "http": {"configured": Capability.CONFIGURED_ADDRESS},
+    "reset_prefix_cache": {"reset_running_requests": Capability.RESET_RUNNING_REQUESTS},
+}
+"""Method → argument → what a call needs that gives this argument: neither None nor False."""
+
 
 REFUSABLE = frozenset({Capability.HTTP_STREAMING, Capability.HTTP_CHOICES})
 """Capabilities that a scenario may ask for on any stack: an address without them refuses the body itself."""
@@ -1169,39 +1186,25 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
     match method:
         case "pause":
             found = {Capability(f"pause_{request.get('mode', 'keep')}")}
-            found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
         case "client_life" if request["life"] == "closed":
             found.add(Capability.CLIENT_CLOSES)
         case "client_life" if request["life"].startswith("in "):
             found.add(Capability.CLIENT_THREADS)
         case "other_stack" if request.get("wrong") is None:
             found.add(Capability.STACK_ENDS)
-        case "gym_generate" if request.get("earlier_client"):
-            found.add(Capability.PICKLE_CLIENT)
-        case "wake_up" if request.get("tags") is not None:
-            found.add(Capability.WAKE_UP_TAGS)
         case "sample" if request.get("tinker") is not None:
-            found = {Capability.TINKER}
-        case "sample":
-            found |= {Capability.PROMPT_LOGPROBS} if request.get("prompt_logprobs") else set()
-            found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
-        case "generate":
-            found |= {Capability.SINGLE_REQUESTS} if request.get("single") else set()
-            found |= {Capability.CACHE_SALT} if request.get("cache_salt") is not None else set()
-            found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
-            found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
+            return frozenset({Capability.TINKER})
         case "sync_weights":
             found |= _OF_LAYOUTS[request.get("layout", "single")]
-            found |= {Capability.WEIGHT_LABELS} if request.get("weight_label") is not None else set()
         case "http" if request.get("server"):
-            found = {Capability.SERVER_ADDRESSES}
+            return frozenset({Capability.SERVER_ADDRESSES})
         case "http":
-            found |= {Capability.CONFIGURED_ADDRESS} if request.get("configured") else set()
             found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
-        case "reset_prefix_cache" if request.get("reset_running_requests"):
-            found.add(Capability.RESET_RUNNING_REQUESTS)
         case _:
             pass
+    for name, needs in _OF_ARGUMENTS.get(method, {}).items():
+        given = request.get(name)
+        found |= set() if given is None or given is False else {needs}
     return frozenset(found)
 
 
