@@ -280,6 +280,21 @@ def test_an_aborted_answer_may_part_at_a_near_tie_alone(margin, verdict):
     assert scene.judge(ABORTED, batch_invariant=True).status == "fail", "no near tie parts batch-invariant engines"
 
 
+@pytest.mark.parametrize(("penalties", "verdict"), [({}, "fail"), ({"frequency_penalty": 0.5}, "pass")])
+def test_penalties_decide_whether_two_tokens_tie(penalties, verdict):
+    """At the place where two answers part, one token is more probable by half a nat, and is there once already."""
+    scene = Paused()
+    plain, _ = under(scene, **{"presence_penalty": 0.0, "min_tokens": 1, "temperature": 0.0}, **penalties)
+    del plain
+    whole = scene.answers[1]
+    again = [*whole[:9], whole[0], *whole[10:]]
+    scene.answered([scene.answers[0], again], ["length", "length"])
+    for tokens, last in ((whole, -1.5), (again, -1.0)):
+        score = Score(logprobs=[-1.0] * 9 + [last], ranks=[0] * 10, margins=[2.0] * 10)
+        scene.reference.set(ScoreRequest(version=0, prompt=PROMPTS[1], tokens=tokens[:10]), score)
+    assert scene.judge(SAME_AS_UNINTERRUPTED).status == verdict
+
+
 def test_a_pause_that_should_change_nothing_may_not_abort():
     scene = Paused("abort")
     for tokens in (scene.answers[0], scene.answers[0][:10], scene.answers[1], scene.answers[1][:10]):
