@@ -69,7 +69,7 @@ async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Pro
 @scenario(
     task=13,
     promise="pause(wait) lets requests in flight finish and holds new ones",
-    needs={Capability.PAUSE_WAIT},
+    needs={Capability.PAUSE_KEEP, Capability.PAUSE_WAIT},
     checks=[FAN_OUT, WAITED, FROZEN, HELD, SAME_AS_UNINTERRUPTED, greedy("late"), ALL_COMPLETE],
 )
 async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -> None:
