@@ -9,7 +9,6 @@ from backends.miniature import model
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
-from harness.checks.numbers import STAND_IN
 from harness.contract.faults import Fact
 from harness.contract.messages import Generation, SampleRequest
 
@@ -130,7 +129,7 @@ class LogprobsStandIn(LogprobsNowAndThenNaN):
 
     def logprob(self, request: Request, token: int) -> float:
         found = super().logprob(request, token)
-        return found if np.isfinite(found) else STAND_IN
+        return found if np.isfinite(found) else FLOOR
 
 
 @seeded("logprobs_before_filters", caught_by=["logprobs.filtered"], corrupts=Fact.LOGPROBS)
