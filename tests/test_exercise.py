@@ -75,7 +75,7 @@ def test_answers_under_names_exercise_naming_them():
         return traces.generate([[5]], [[1]], lora_adapter=name, started_ns=3, ended_ns=4)
 
     assert exercised(traces.trace(under(None), under("a"))) == {Capability.LORA}
-    named = {Capability.LORA, Capability.NAMED_MODELS}
+    named = {Capability.ADAPTER_SYNC, Capability.LORA, Capability.NAMED_MODELS}
     assert exercised(traces.trace(load, under(None), under("a"))) == {*named, Capability.ADAPTER_BY_NAME}
     assert exercised(traces.trace(load, under("a"), under("b"))) == {*named, Capability.SEVERAL_ADAPTERS}
 

@@ -347,7 +347,7 @@ async def test_what_a_call_needs_follows_from_the_adapters_that_are_loaded(tmp_p
     request = messages.StartRequest(target="toy", topology=Topology(), model_path="", scratch="", logs="")
     about = {"target": "toy", "topology": Topology(), "start": "fork", "servers": []}
     stack = Stack(Host(), request)
-    stack.description = messages.Description(**about, capabilities=[Capability.LORA])
+    stack.description = messages.Description(**about, capabilities=[Capability.ADAPTER_SYNC, Capability.LORA])
     with pytest.raises(NotOffered, match="adapter_by_name"):
         await stack.generate([[1]], lora_adapter="policy")
     await stack.generate([[1]])

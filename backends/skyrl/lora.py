@@ -29,6 +29,7 @@ from harness.contract.capability import Capability
 
 OF_ADAPTERS = frozenset(
     {
+        Capability.ADAPTER_SYNC,
         Capability.LORA,
         Capability.NAMED_MODELS,
         Capability.ADAPTER_BY_NAME,

@@ -130,8 +130,10 @@ class Capability(StrEnum):
     STACK_ENDS = "stack_ends"
     """Such a stack has processes or addresses that its own code starts and ends. SkyRL, ServerActorPool.shutdown: "Shutdown all
     actors and kill them"; VLLMRouter.shutdown: "Terminate the router process"."""
+    ADAPTER_SYNC = "adapter_sync"
+    """load_lora_adapter(): the trainer's sync of an adapter. SkyRL #1014, task 11."""
     LORA = "lora"
-    """load_lora_adapter(), and generate() and sample() under an adapter: only the adapter's weights travel. SkyRL #1014, task 11."""
+    """generate() and sample() under an adapter that was loaded: only the adapter's weights travel. SkyRL #1014, task 11."""
     NAMED_MODELS = "named_models"
     """One client serves the base model and every adapter, so each call has to name its model: a call that names none is refused.
     SkyRL 0.3.0, RemoteInferenceClient: "the caller must name the adapter explicitly"."""

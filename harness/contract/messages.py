@@ -1084,7 +1084,7 @@ METHODS: dict[str, Method] = {
         Method("trainer_goes_on", TrainerGoesOnRequest, Empty, Capability.TRAINER_RUNS),
         # Gives up a run that is not over. Without a run nothing happens.
         Method("end_trainer_run", Empty, Empty, Capability.TRAINER_RUNS),
-        Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
+        Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.ADAPTER_SYNC),
         Method("write_lora_adapter", WriteLoraRequest, Empty, Capability.LORA),
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
         # Replaces the client by itself, serialized and read back, as handing it to another process does.

@@ -53,6 +53,20 @@ async def ask_by_every_call(stack: Stack, prompts: Prompts, adapter: str | None,
 
 @scenario(
     task=11,
+    promise="a sync of an adapter that succeeds has loaded it into every engine",
+    needs={Capability.ADAPTER_SYNC},
+    checks=[ONLY_ADAPTER_TRAVELS],
+    topologies=LORA,
+)
+async def test_a_sync_of_an_adapter(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 11: "Only LoRA weights synced". For stacks that take the sync, whether or not a request can follow it."""
+    for version in (1, 2):
+        await stack.generate(prompts.unique(2), **ANSWER)
+        await stack.load_lora_adapter("policy", version)
+
+
+@scenario(
+    task=11,
     promise="loading an adapter sends the adapter alone to every server, and moves no parameter of the model",
     needs={Capability.LORA},
     checks=[
