@@ -220,6 +220,24 @@ def _capture_experts() -> None:
     CPUFusedMOE.__init__ = init
 
 
+def _experts_beside_adapters() -> None:
+    import copy
+    from typing import Any
+
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as method
+
+    shipped = method.select_unquantized_moe_backend
+    if shipped.__module__ == __name__:
+        return
+
+    def select(moe_config: Any) -> Any:
+        without = copy.copy(moe_config)
+        without.is_lora_enabled = False
+        return shipped(without)
+
+    method.select_unquantized_moe_backend = select
+
+
 def _rows_without_an_adapter() -> None:
     from typing import Any
 
@@ -442,6 +460,12 @@ MODULAR_EXPERTS_ON_CPU = (
         "CPUUnquantizedExperts ignores which experts a worker holds",
         "vllm 0.30.0",
         _expert_map_of_modular_experts,
+    ),
+    Patch(
+        "experts-beside-adapters",
+        "vLLM takes Triton's experts wherever engines take adapters, also for a CPU; here adapters are for the attention only",
+        "vllm 0.30.0",
+        _experts_beside_adapters,
     ),
     GATHER_FROM_RANKS,
 )
