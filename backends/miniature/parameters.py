@@ -37,10 +37,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def wrong(params: dict[str, Any]) -> str | None:
     """Why the first wrong parameter is refused, with its name; None if all are right."""
-    return next(
-        (said for name, value in params.items() if (said := wrong_type(name, value, PARAMETERS.get(name)))),
-        no_grammar(params.get("response_format")) or no_token(params),
-    )
+    of_another_type = (wrong_type(name, value, PARAMETERS.get(name)) for name, value in params.items())
+    return next(filter(None, of_another_type), None) or no_grammar(params.get("response_format")) or no_token(params)
 
 
 def no_token(params: dict[str, Any]) -> str | None:
