@@ -303,7 +303,7 @@ def test_bulk_is_driven_where_it_is_chosen_and_left_out_in_words_otherwise(proje
     ends = each(project.path, [f"{chosen} {' '.join(GIVEN)} --collect-only -q" for chosen in BULK_IS_DRIVEN])
     for (chosen, driven), shown in zip(BULK_IS_DRIVEN.items(), ends, strict=True):
         assert ("test_many[toy:http@disaggregated]" in shown.stdout.str()) == driven, chosen
-        said = "left out: 1 scenarios that send hundreds of requests (--bulk adds them)"
+        said = "left out: 1 scenarios of many requests or starts (--bulk adds them)"
         assert (said in shown.outlines) == (not driven), chosen
 
 

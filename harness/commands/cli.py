@@ -207,7 +207,7 @@ def run(
         bool,
         typer.Option(
             "--bulk",
-            help="Also drive the scenarios that send hundreds of requests. Without --bulk, only -k can select them.",
+            help="Also drive the scenarios that send hundreds of requests, or start other stacks. Otherwise only -k selects them.",
         ),
     ] = False,
     repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,

@@ -129,7 +129,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[BASELINE] = _baseline(config)
     for wave in WAVES:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
-    config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests (--bulk)")
+    config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests or start other stacks (--bulk)")
     config.pluginmanager.register(Parity(config), "parity-session")
 
 
@@ -288,7 +288,7 @@ class Parity:
             f"{seat} is up already, and is driven if it fits (--fresh: another one)" for seat in up if seat in seats
         ]
         if self._left_out:
-            said.append(f"left out: {len(self._left_out)} scenarios that send hundreds of requests (--bulk adds them)")
+            said.append(f"left out: {len(self._left_out)} scenarios of many requests or starts (--bulk adds them)")
         return said + (list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else [])
 
     def _validate(self) -> None:

@@ -37,7 +37,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     spoils: bool = False
     """True if it breaks the stack, so that the next scenario needs a fresh start. It is driven last, and once."""
     bulk: bool = False
-    """True if it sends hundreds of requests for a check of its own. `parity prove` drives it under that check's faults only."""
+    """True if it sends hundreds of requests for a check of its own, or starts other stacks. It is not driven by default, and
+    `parity prove` drives it under that check's faults only."""
 
     @property
     def once(self) -> bool:

@@ -21,6 +21,7 @@ DEADLINE_S = 600
     needs={Capability.OTHER_STACKS},
     checks=[FAILED_START],
     deadline_s=DEADLINE_S,
+    bulk=True,
 )
 async def test_a_start_that_fails(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
     """SkyRL, VLLMServerActor.start: "Start the vLLM server. Blocks until server is healthy". The model's path does not exist, its
@@ -36,6 +37,7 @@ async def test_a_start_that_fails(stack: Stack, prompts: Prompts) -> None:  # no
     needs={Capability.OTHER_STACKS, Capability.STACK_ENDS},
     checks=[STACK_ENDS],
     deadline_s=DEADLINE_S,
+    bulk=True,
 )
 async def test_an_end(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
     """SkyRL, ServerActorPool.shutdown: "Shutdown all actors and kill them to release GPU memory"; VLLMRouter.shutdown: "Terminate the
