@@ -199,8 +199,9 @@ class SkyRLStack(VllmStack):
     async def other_stack(self, request: messages.OtherStackRequest) -> messages.OtherStackResult:
         if self._other is None or not self._other.lives:
             self._others += 1
-            self._other = other.Owner(self.request, type(self), self._others)
-            await self._other.prepare()
+            owner = other.Owner(self.request, type(self), self._others)
+            await owner.prepare()
+            self._other = owner
         return await self._other.live(request)
 
     async def teardown(self, _request: messages.Empty) -> None:

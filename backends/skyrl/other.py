@@ -1,12 +1,15 @@
 """Another stack, in a process of its own: it cannot start, it ends, or it dies with its process, and the host looks at what is left.
 
 The process (`python -m backends.skyrl.other`) starts the stack as the host does. It is kept for the next call unless it has ended.
-What is left of a stack the host reads itself: from the processes and from the ports at which they listen.
+What is left of a stack the host reads itself: from the processes and from the ports at which they listen. Above the process stands
+another one that takes over orphans and collects the dead, as init does: Ray's workers take a dead raylet that nobody collects for a
+living one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import ctypes
 import gc
@@ -45,8 +48,10 @@ PREPARE_S = 240.0
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python's own processes, which end with those that need them."""
 OF_RAY = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray-dashboard", "/ray/")
-"""What stands in the titles of Ray's own processes. They are there before a stack, and end with the process that started Ray."""
+"""What stands in the titles of Ray's own processes. They are no part of a stack."""
 RAY, ROUTER = "Ray", "router"
+ABOVE = "above"
+"""The argument of the process that stands above."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +62,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     names: list[str] = []
     router: int | None = None
     """The router's pid."""
+    pid: int = 0
+    """The process's own."""
     forked: list[int] = []
     """Pids of servers that the harness forked: how they end is not the stack's doing."""
     gpus: float | None = None
@@ -79,7 +86,8 @@ class Owner:
             code_swaps=None,
         )
         self._adapter = f"{adapter.__module__}:{adapter.__qualname__}"
-        self._process: subprocess.Popen[bytes]
+        self._above: subprocess.Popen[bytes]
+        self._process: psutil.Process
         self._seen: dict[psutil.Process, str] = {}
         """Every process that was ever below this one → its kind."""
         self._before: set[psutil.Process] = set()
@@ -90,15 +98,15 @@ class Owner:
 
     @property
     def lives(self) -> bool:
-        return self._process.poll() is None
+        return _title(self._process) is not None
 
     async def prepare(self) -> None:
         """Raises RuntimeError if the process does not come to the point where a stack can start."""
         ours, its = socket.socketpair()
         log = Path(self._request.logs) / "process.log"
         with its, log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "backends.skyrl.other", str(its.fileno()), self._adapter],
+            self._above = subprocess.Popen(
+                [sys.executable, "-m", "backends.skyrl.other", str(its.fileno()), self._adapter, ABOVE],
                 env=ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -109,7 +117,9 @@ class Owner:
         self._reads, self._writes = await asyncio.open_unix_connection(sock=ours)
         self._told = await self._ask(msgspec.to_builtins(self._request), PREPARE_S) or Told(error="no answer")
         if self._told.error is not None:
+            self._clear()
             raise RuntimeError(f"another stack's process does not come up: {self._told.error}; see {log}")
+        self._process = psutil.Process(self._told.pid)
         self._before = self._new()
         self._ports_before = self._listened()
 
@@ -136,24 +146,15 @@ class Owner:
                 left.append(messages.Remnant(kind="reservation", what=f"Ray lacks {ended.gpus:g} accelerators"))
         outlived: list[messages.Remnant] = []
         if request.then != "stays":
-            outlived = await self._outlived(request.end_s)
+            self._writes.close()
+            outlived = await self._gone(self._new_and_itself, request.end_s)
             self._clear()
         return msgspec.structs.replace(result, end_error=ended.error, left=left, outlived=outlived)
 
-    async def _outlived(self, within_s: float) -> list[messages.Remnant]:
-        """What is left once the process has ended, which it does if nobody talks to it."""
-        self._writes.close()
-        try:
-            await asyncio.wait_for(asyncio.to_thread(self._process.wait), within_s)
-        except TimeoutError:
-            return [messages.Remnant(kind="owner", what=f"pid {self._process.pid} does not end by itself")]
-        return await self._gone(lambda: set(self._seen), within_s)
-
     def _clear(self) -> None:
         """Kill the process and all that it has started: the run's own stack shares the machine with it."""
-        kill_trees(
-            [self._process.pid, *self._told.forked, *(process.pid for process in self._seen if process.is_running())]
-        )
+        kill_trees([self._above.pid])
+        self._above.wait()
 
     async def _ask(self, word: Any, within_s: float) -> Told | None:
         """What the process answers; None without an answer in time, or if it has ended."""
@@ -167,12 +168,16 @@ class Owner:
     # --- what is there
 
     def _new(self) -> set[psutil.Process]:
-        """The processes since `prepare`, without Ray's own."""
-        if self.lives:
-            for process in psutil.Process(self._process.pid).children(recursive=True):
-                if (kind := self._kind(process)) is not None:
-                    self._seen[process] = kind
+        """The processes since `prepare`, without Ray's own: it ends them itself."""
+        for process in psutil.Process(self._above.pid).children(recursive=True):
+            if process.pid != self._told.pid and (kind := self._kind(process)) is not None:
+                self._seen[process] = kind
         return {process for process, kind in self._seen.items() if kind != RAY} - self._before
+
+    def _new_and_itself(self) -> set[psutil.Process]:
+        """The same, and the process if it has not ended."""
+        self._seen |= {self._process: "owner"}
+        return self._new() | {self._process}
 
     def _kind(self, process: psutil.Process) -> str | None:
         """None for a process that is not the stack's own, and for one that has ended."""
@@ -196,7 +201,7 @@ class Owner:
 
     def _listened(self) -> set[int]:
         """Ports at which the process listens, or one of the stack's own."""
-        own = {self._process.pid, *(process.pid for process, kind in self._seen.items() if kind != RAY)}
+        own = {self._told.pid, *(process.pid for process, kind in self._seen.items() if kind != RAY)}
         return {port for port, pid in ports.listened().items() if pid in own}
 
     def _remnants(self, processes: Collection[psutil.Process], bound: Collection[int]) -> list[messages.Remnant]:
@@ -246,7 +251,7 @@ class Keeper:
     async def prepare(self, request: messages.StartRequest) -> Told:
         await self._prepared.prepare(request)
         self._gpus = self._given()
-        return Told()
+        return Told(pid=os.getpid())
 
     async def begin(self, wrong: str | None) -> Told:
         """A start, and the answer to a first request."""
@@ -264,7 +269,12 @@ class Keeper:
         self._up = said is None
         router = stack.roles().get(ROUTER) if self._up else None
         return Told(
-            error=said, took_s=time.monotonic() - began, names=names, router=router, forked=stack.forked_servers()
+            pid=os.getpid(),
+            error=said,
+            took_s=time.monotonic() - began,
+            names=names,
+            router=router,
+            forked=stack.forked_servers(),
         )
 
     async def end(self, within_s: float) -> Told:
@@ -331,6 +341,19 @@ async def keep(adapter: str, connection: socket.socket) -> None:
                     say(await keeper.end(within_s))
 
 
+def stand_above(*arguments: str) -> None:
+    """Run the process as a child, and collect it and every orphan, until nothing is left below."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    subprocess.Popen([sys.executable, "-m", "backends.skyrl.other", *arguments], pass_fds=[int(arguments[0])])
+    os.close(int(arguments[0]))
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a dead process leaves stays below this one, and is seen
-    asyncio.run(keep(sys.argv[2], socket.socket(fileno=int(sys.argv[1]))))
+    descriptor, adapter, *above = sys.argv[1:]
+    if above:
+        stand_above(descriptor, adapter)
+    else:
+        asyncio.run(keep(adapter, socket.socket(fileno=int(descriptor))))

@@ -33,7 +33,7 @@ async def test_a_start_that_fails(stack: Stack, prompts: Prompts) -> None:  # no
 
 @scenario(
     task=0,
-    promise="a stack that is ended leaves no process and no address, also if the process that owns it is killed",
+    promise="a stack that is ended leaves no process, no address and no reservation, also if the process that owns it is killed",
     needs={Capability.OTHER_STACKS, Capability.STACK_ENDS},
     checks=[STACK_ENDS],
     deadline_s=DEADLINE_S,
