@@ -82,7 +82,7 @@ class BreakTogether(Engine):
             raise Broken("top_k, min_p: 'NoneType' object has no attribute 'apply'")
 
 
-@seeded("fields_together", "one_is_lost", caught_by=["field_pairs", "echo"])
+@seeded("fields_together", "one_is_lost", caught_by=["field_pairs", "echo"], corrupts=Fact.ANSWERS)
 class LostBeside(Client):
     """The client leaves out top_k of a request that also has stop."""
 

@@ -161,7 +161,8 @@ class NoneIsEmpty(Client):
 
 @seeded("refusals_shut_a_server", caught_by=["tokens.greedy", "health_of_the_address"], corrupts=ROWS | Fact.ERRORS)
 class RefusalsShutAServer(Client):
-    """After three refused completions in a row no server counts as healthy, until one is answered."""
+    """After three refused completions in a row no server counts as healthy, until one is answered, or the cache is reset as a clean
+    room does: else no later scenario could begin."""
 
     refused = 0
 
@@ -169,6 +170,10 @@ class RefusalsShutAServer(Client):
         answer = await super().completion(body)
         self.refused = self.refused + 1 if "error" in answer else 0
         return answer
+
+    async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
+        self.refused = 0 if op == "reset_prefix_cache" else self.refused
+        await super().tell(engine, op, **arguments)
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         if self.refused < FAILURES:
