@@ -55,7 +55,7 @@ class LogprobsOfAnotherVersion(Engine):
         return float(other.row(node)[token])
 
 
-@seeded("logprobs_cut", caught_by=["logprobs.extremes"])
+@seeded("logprobs_cut", caught_by=["logprobs.extremes"], corrupts=Fact.LOGPROBS)
 class LogprobsCut(Engine):
     """No log-probability is below -9999."""
 
