@@ -526,7 +526,7 @@ class RetryForgetsWhatWasMade(RetryingClient):
         return await Client.row(self, session, done.prompt + done.tokens, self.remaining(params, done), **more)
 
 
-@seeded("held_requests_answered", "completions_refused", caught_by=["all_complete", "held_until_resume"])
+@seeded("held_requests_answered", "completions_refused", caught_by=["all_complete", "driven", "held_until_resume"])
 class CompletionsRefusedDuringPause(Client):
     """A completion that arrives during a pause is refused; other requests wait."""
 
