@@ -76,9 +76,9 @@ def test_cells_are_tasks_with_their_resources_and_end_as_on_one_machine(reached,
 
 def test_a_task_that_no_node_can_take_fails_by_name_and_the_others_run(reached, tmp_path):
     tasks = [task(tmp_path, "large", "pass", gpus=1), task(tmp_path, "small", "raise SystemExit(3)")]
-    events = {one.name: one for one in reached.run(tasks, tmp_path / "log", waits_s=3) if one.event != "started"}
+    events = {one.name: one for one in reached.run(tasks, tmp_path / "log", waits_s=15) if one.event != "started"}
     assert events["small"].status == 3
-    assert events["large"].reason == "no node had 1 GPUs and 2 CPUs for it in 3 s"
+    assert events["large"].reason == "no node had 1 GPUs and 2 CPUs for it in 15 s"
 
 
 def test_ctrl_c_interrupts_what_runs(reached, tmp_path):
