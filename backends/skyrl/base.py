@@ -330,10 +330,10 @@ class SkyRLStack(VllmStack):
             cfg.trainer.strategy = "megatron"
             lora.configure(cfg)
         if request.another_model:
-            other = Path(self.request.scratch) / "another-checkpoint"
-            other.unlink(missing_ok=True)
-            other.symlink_to(self.request.model_path)
-            cfg.trainer.policy.model.path = str(other)
+            elsewhere = Path(self.request.scratch) / "another-checkpoint"
+            elsewhere.unlink(missing_ok=True)
+            elsewhere.symlink_to(self.request.model_path)
+            cfg.trainer.policy.model.path = str(elsewhere)
         return cfg
 
     def configured(self) -> dict[str, str]:

@@ -112,10 +112,8 @@ class HttpStack(SkyRLStack):
 
     def capabilities(self) -> frozenset[Capability]:
         lacking = NOT_ON_EXTERNAL if self.remote and self.release.sync_by_extension else frozenset()
-        if (
-            self.release.own_router and self.request.start == "fork"
-        ):  # the router is a thread, and the harness has the servers
-            lacking |= {Capability.STACK_ENDS}
+        if self.release.own_router and self.request.start == "fork":
+            lacking |= {Capability.STACK_ENDS}  # the router is a thread, and the harness has the servers
         return super().capabilities() - lacking
 
     async def _start_engines(self) -> None:

@@ -20,8 +20,12 @@ def _lives(evidence: Evidence) -> list[tuple[Call, OtherStackRequest, OtherStack
     ]
 
 
-def _kinds(left: list[Remnant]) -> list[str]:
-    return sorted({one.kind for one in left})
+def _left(call: Call, when: str, left: list[Remnant], case: str = "") -> list[tuple[str, dict[str, Any]]]:
+    """A reason and its evidence for each kind of what is left."""
+    return [
+        (f"{when}: {kind}{case}", {"call": call.id, "left": [one.what for one in left if one.kind == kind]})
+        for kind in sorted({one.kind for one in left})
+    ]
 
 
 def _judge_starts(evidence: Evidence) -> Finding:
@@ -36,14 +40,8 @@ def _judge_starts(evidence: Evidence) -> Finding:
             wrong.append((f"a stack starts that cannot {case}", shown))
         elif not all(name in found.error for name in found.names):
             wrong.append((f"the error of a start does not name its cause {case}", shown | {"cause": found.names}))
-        for when, left in (
-            ("a start that failed leaves", found.left),
-            ("after its process, it leaves", found.outlived),
-        ):
-            wrong += [
-                (f"{when}: {kind} {case}", {"call": call.id, "left": [one.what for one in left if one.kind == kind]})
-                for kind in _kinds(left)
-            ]
+        wrong += _left(call, "a start that failed leaves", found.left, f" {case}")
+        wrong += _left(call, "after its process, it leaves", found.outlived, f" {case}")
     return concluded(len(asked), wrong)
 
 
@@ -70,18 +68,9 @@ def _judge_ends(evidence: Evidence) -> Finding:
     for call, about, found in ended:
         if found.end_error is not None:
             wrong.append((f"the end of a stack fails: {found.end_error}", {"call": call.id}))
-        killed = about.then == "killed"
-        for how, left in (
-            ("a stack that was ended leaves", found.left),
-            (
-                "a stack whose process was killed leaves" if killed else "a stack whose process ended leaves",
-                found.outlived,
-            ),
-        ):
-            wrong += [
-                (f"{how}: {kind}", {"call": call.id, "left": [one.what for one in left if one.kind == kind]})
-                for kind in _kinds(left)
-            ]
+        how = "was killed" if about.then == "killed" else "ended"
+        wrong += _left(call, "a stack that was ended leaves", found.left)
+        wrong += _left(call, f"a stack whose process {how} leaves", found.outlived)
     return concluded(len(ended), wrong)
 
 
