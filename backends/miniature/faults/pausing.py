@@ -189,7 +189,7 @@ class AnsweredDuringPause(Engine):
             self.finish(request)
 
 
-@seeded("held_requests_answered", "refused", caught_by=["driven"], changes=PAUSED)
+@seeded("held_requests_answered", "refused", caught_by=["all_complete", "driven", "held_until_resume"], changes=PAUSED)
 class RefusedDuringPause(Engine):
     """A request that arrives during a pause is refused."""
 
@@ -465,7 +465,9 @@ class StopStringAcrossIsMissed(RetryingClient):
     """A retry looks for stop strings only in its own tokens."""
 
     async def again(self, done: Output, session: SessionId | None, params: dict[str, Any], **more: Any) -> Output:
-        self.fired += bool(params.get("stop"))
+        if not params.get("stop"):
+            return await super().again(done, session, params, **more)
+        self.fired += 1
         return await Client.row(self, session, done.prompt + done.tokens, self.remaining(params, done), **more)
 
 
