@@ -22,7 +22,7 @@ keep() {
 
 shards=()
 for wave; do
-    parity run --wave "$wave" --bulk --engine cuda --engines "${ENGINES:-2}" --run-dir "$runs/wave-$wave" ||
+    parity run --wave "$wave" --everything --engine cuda --engines "${ENGINES:-2}" --run-dir "$runs/wave-$wave" ||
         echo "wave $wave ended with exit status $?" >&2 # red, or broken off: the merge tells which
     keep "wave-$wave"
     shards+=("$runs/wave-$wave")

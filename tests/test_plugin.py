@@ -79,6 +79,10 @@ about = "apart"
 [colocated]
 about = "together"
 placement = "colocated"
+[keyed]
+about = "with a key"
+keyed = true
+waves = []
 """
 ADAPTERS = {
     "toy:legacy": "Toy",
@@ -277,7 +281,7 @@ def test_each_scenario_is_an_item_a_stack_and_one_a_comparison_in_order_of_start
 
 def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
     (project.path / "scenarios" / "wave1" / "test_a_death.py").write_text(SPOILS)
-    shown = run(project, "--collect-only", "-q")
+    shown = run(project, "--collect-only", "-q", "--everything")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
     assert ids[:3] == [
         "test_trigger[toy:legacy@disaggregated]",
@@ -289,7 +293,7 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
 BULK_IS_DRIVEN = {
     "scenarios": False,
     "scenarios -m wave1": False,
-    "scenarios --bulk": True,
+    "scenarios --everything": True,
     "scenarios -m bulk": True,
     "scenarios -k 'many or greedy'": True,
     "scenarios -k 'not greedy'": False,
@@ -303,8 +307,32 @@ def test_bulk_is_driven_where_it_is_chosen_and_left_out_in_words_otherwise(proje
     ends = each(project.path, [f"{chosen} {' '.join(GIVEN)} --collect-only -q" for chosen in BULK_IS_DRIVEN])
     for (chosen, driven), shown in zip(BULK_IS_DRIVEN.items(), ends, strict=True):
         assert ("test_many[toy:http@disaggregated]" in shown.stdout.str()) == driven, chosen
-        said = "left out: 1 scenarios of many requests or starts (--bulk adds them)"
+        said = "left out: scenarios, 1 of many requests or other stacks (--everything adds them)"
         assert (said in shown.outlines) == (not driven), chosen
+
+
+def test_what_spoils_and_what_needs_a_start_of_its_own_are_driven_where_they_are_chosen(project: pytest.Pytester):
+    wave = project.path / "scenarios" / "wave1"
+    (wave / "test_a_death.py").write_text(SPOILS)
+    (wave / "test_a_key.py").write_text(
+        SPOILS.replace("needs=[Capability.KILL_SERVER]", 'topologies=["disaggregated", "keyed"]').replace("death", "key")
+    )
+    anywhere = [one for one in GIVEN if not one.startswith("--topology")]
+    driven = {
+        "": [],
+        "--everything": ["death", "keyed"],
+        "-m spoils": ["death"],
+        "-k spoils": ["death"],
+        "-k 'key or death'": ["death", "keyed"],
+        "-k 'not greedy'": [],
+        "--topology keyed": ["keyed"],
+    }
+    commands = [f"scenarios {' '.join(anywhere)} {chosen} --collect-only -q" for chosen in driven]
+    for (chosen, those), shown in zip(driven.items(), each(project.path, commands), strict=True):
+        listed = [line for line in shown.outlines if "[toy:http@" in line]
+        assert [one for one in ("death", "keyed") if any(one in line for line in listed)] == those, chosen
+    said = "left out: scenarios, 1 that spoil their stack, 1 in keyed (--everything adds them)"
+    assert said in project.runpytest_subprocess("scenarios", *anywhere, "--collect-only", "-q").outlines
 
 
 def test_bulk_that_has_no_place_in_this_run_is_not_said_to_be_left_out(project: pytest.Pytester):

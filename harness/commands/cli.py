@@ -203,11 +203,11 @@ def run(
             "(default 0).",
         ),
     ] = None,
-    bulk: Annotated[
+    everything: Annotated[
         bool,
         typer.Option(
-            "--bulk",
-            help="Also drive the scenarios that send hundreds of requests, or start other stacks. Otherwise only -k selects them.",
+            help="Also drive what takes long: scenarios that send hundreds of requests, start other stacks or spoil their own, "
+            "and topologies that few scenarios need. Otherwise only -k selects them, and --topology a topology.",
         ),
     ] = False,
     repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,
@@ -253,7 +253,7 @@ def run(
     A real model of 135 million parameters, on CPU:
       parity run --wave 1 --topology disaggregated --model smollm2
     With the scenarios that send hundreds of requests; these alone, a fifth of their cases, or five times as many over night:
-      parity run --wave 1 --bulk
+      parity run --wave 1 --everything
       parity run --start fork -k bulk --budget 0.2
       parity run --start fork -k bulk --budget 5
     Stop at the first red, look around:
@@ -549,7 +549,7 @@ def _drive_cells(
     folder.extend(orders)
     finished = len(mine) - len(left)
     typer.echo(f"{folder.path}: {len(orders)} cells, {len(mine)} of them here, {finished} finished", err=True)
-    launch, progress = (*child.COMMAND, "--bulk"), console_progress()
+    launch, progress = (*child.COMMAND, "--everything"), console_progress()
 
     def told(outcome: Outcome) -> None:
         typer.echo(outcome.told, err=True)
@@ -1127,15 +1127,14 @@ def topologies() -> None:
     Example:
       parity topologies
     """
-    from harness.contract.topology import names, topology
+    from harness.contract.topology import by_default, names, topology
     from harness.running.catalogue import declared
 
     for name in names():
         one = topology(name)
         waves = sorted({s.wave for s in declared().values() if name in s.topologies})
-        typer.echo(
-            f"{name}\n    {one.about}\n    {one.world_size} workers; waves {', '.join(map(str, waves)) or 'none'}"
-        )
+        shown = ", ".join(f"{wave}{'' if by_default(name, wave) else ' if asked for'}" for wave in waves) or "none"
+        typer.echo(f"{name}\n    {one.about}\n    {one.world_size} workers; waves {shown}")
 
 
 @app.command()

@@ -41,7 +41,7 @@ from harness.running.earlier import target_of, told_apart
 from harness.running.run import judge_run
 from harness.running.session import Options, Seat, Session
 from harness.suite import profiles
-from harness.suite.scenario import Scenario, declaration
+from harness.suite.scenario import MARKS, Scenario, declaration
 
 WAVES = range(1, 7)
 TESTS = "tests"
@@ -129,7 +129,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[BASELINE] = _baseline(config)
     for wave in WAVES:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
-    config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests or start other stacks (--bulk)")
+    config.addinivalue_line(
+        "markers", "bulk: scenarios that send hundreds of requests or start other stacks (--everything)"
+    )
+    config.addinivalue_line(
+        "markers", "spoils: scenarios that spoil their stack, so that it starts anew (--everything)"
+    )
     config.pluginmanager.register(Parity(config), "parity-session")
 
 
@@ -151,8 +156,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     scenario = declaration(getattr(item, "obj", None))
     if scenario is not None:
         item.add_marker(f"wave{scenario.wave}")
-        if scenario.bulk:
-            item.add_marker("bulk")
+        for mark in scenario.marks:
+            item.add_marker(mark)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -212,7 +217,7 @@ class Parity:
         self._known = Ledger()
         self._targets: dict[str, Target] = {}
         self._selected: dict[Topology, list[str]] = {}
-        self._left_out: set[str] = set()
+        self._left_out: dict[str, set[str]] = {}
         self._starts: list[Start] = []
         self._logs: LogStream | None = None
 
@@ -226,9 +231,13 @@ class Parity:
         """
         scenarios = {item: found for item in items if (found := declaration(getattr(item, "obj", None))) is not None}
         elsewhere = {item for item in scenarios if _place(item) is None}  # those without a requested topology
-        bulk = {item for item in scenarios.keys() - elsewhere if scenarios[item].bulk and not self._chooses()}
-        self._left_out = {scenarios[item].name for item in bulk}
-        if dropped := bulk | elsewhere:
+        costly: set[pytest.Item] = set()
+        if not self._chooses():
+            for item in scenarios.keys() - elsewhere:
+                if why := self._costly(scenarios[item], _place(item)):
+                    costly.add(item)
+                    self._left_out.setdefault(why, set()).add(scenarios[item].name)
+        if dropped := costly | elsewhere:
             self._config.hook.pytest_deselected(items=list(dropped))
             items[:] = [item for item in items if item not in dropped]
         mine = [item for item in items if _place(item) is not None]
@@ -249,12 +258,22 @@ class Parity:
         self._starts = self._outlook(mine)
 
     def _chooses(self) -> bool:
-        """True if the command line chooses scenarios by name or as bulk, or all. A -k that only leaves out chooses none."""
+        """True if the command line chooses scenarios by name or mark, or all. A -k that only leaves out chooses none."""
         named = any("::" in argument or argument.endswith(".py") for argument in self._config.args)
         keyword = self._config.getoption("keyword")
         named |= bool(keyword) and not Expression.compile(keyword).evaluate(lambda *_, **__: False)
-        chosen = named or "bulk" in self._config.getoption("markexpr")
-        return chosen or self._config.getoption("--bulk")
+        marked = any(mark in self._config.getoption("markexpr") for mark in MARKS)
+        return named or marked or self._config.getoption("--everything")
+
+    def _costly(self, scenario: Scenario, place: Seat | Duel | None) -> str:
+        """Why a run leaves the scenario out there unless it is chosen, in words; empty if it does not."""
+        if scenario.bulk:
+            return "of many requests or other stacks"
+        if scenario.spoils:
+            return "that spoil their stack"
+        name = place.topology.name if place is not None else ""
+        named = not name or name in self._config.getoption("--topology")
+        return "" if named or topology_table.by_default(name, scenario.wave) else f"in {name}"
 
     def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
         """The coming starts, in order. Scenarios whose required capabilities the target lacks start nothing."""
@@ -288,7 +307,8 @@ class Parity:
             f"{seat} is up already, and is driven if it fits (--fresh: another one)" for seat in up if seat in seats
         ]
         if self._left_out:
-            said.append(f"left out: {len(self._left_out)} scenarios of many requests or starts (--bulk adds them)")
+            parts = ", ".join(f"{len(names)} {why}" for why, names in sorted(self._left_out.items(), reverse=True))
+            said.append(f"left out: scenarios, {parts} (--everything adds them)")
         return said + (list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else [])
 
     def _validate(self) -> None:

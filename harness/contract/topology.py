@@ -79,6 +79,11 @@ def names() -> tuple[str, ...]:
     return tuple(_table())
 
 
+def by_default(name: str, wave: int) -> bool:
+    """True if a run starts the topology for scenarios of the wave without being asked for it."""
+    return wave in _table()[name].get("waves", [wave])
+
+
 def topology(name: str, engines: int = DEFAULT_ENGINES) -> Topology:
     """The topology of that name, with `engines` engines unless the table sets a number. Raises UsageError for an unknown name."""
     if name not in _table():
@@ -87,7 +92,8 @@ def topology(name: str, engines: int = DEFAULT_ENGINES) -> Topology:
             f"unknown topology {name!r}" + (f": did you mean {close[0]}?" if close else ""),
             next_step=f"there are {', '.join(names())} (scenarios/topologies.toml)",
         )
-    return msgspec.convert({"engines": engines, **_table()[name], "name": name}, Topology)
+    row = {key: value for key, value in _table()[name].items() if key != "waves"}
+    return msgspec.convert({"engines": engines, **row, "name": name}, Topology)
 
 
 def colocated(one: Topology) -> Topology:

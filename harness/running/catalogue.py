@@ -128,7 +128,7 @@ def matching(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
 
 def _words(scenario: Scenario) -> str:
     """What pytest's -k looks at, in lower case: "test_ordering.test_an_empty_batch wave1"."""
-    return f"test_{scenario.name} wave{scenario.wave}{' bulk' * scenario.bulk}".lower()
+    return " ".join([f"test_{scenario.name}", f"wave{scenario.wave}", *scenario.marks]).lower()
 
 
 def _holds(expression: ast.expr, words: str) -> bool:

@@ -15,6 +15,9 @@ from harness.contract.capability import Capability
 from harness.contract.faults import Fault, family
 from harness.contract.topology import Topology, colocated, in_order, topology
 
+MARKS = ("bulk", "spoils")
+"""What a run leaves out by default, since it takes long. Each is a mark of pytest and a field of `Scenario`."""
+
 
 @final
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +38,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     fixed_placement: bool = False
     """True if the promise is about where the engines live: `--colocate` does not move it."""
     spoils: bool = False
-    """True if it breaks the stack, so that the next scenario needs a fresh start. It is driven last, and once."""
+    """True if it breaks the stack, so that the next scenario needs a fresh start. It is not driven by default; where it is, last
+    and once."""
     bulk: bool = False
     """True if it sends hundreds of requests for a check of its own, or starts other stacks. It is not driven by default, and
     `parity prove` drives it under that check's faults only."""
+
+    @property
+    def marks(self) -> list[str]:
+        """Words that choose it beside its name: those of `MARKS` that are true of it."""
+        return [mark for mark in MARKS if getattr(self, mark)]
 
     @property
     def once(self) -> bool:
