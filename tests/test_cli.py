@@ -213,7 +213,14 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
         *("scenarios", "-m", "wave1 or wave2", "-k", "ordering", "--candidate=local:http"),
         *(f"--target-python={tmp_path}/venv/bin/python", "--cuda-graphs", "--batch-invariant", "--engine=cuda"),
         *("--start=fork", "--engines=4", "--topology=remote", "--topology=colocated", f"--model={tmp_path}/m"),
-        *(f"--run-dir={tmp_path}/r", f"--ledger={tmp_path}/l.toml", "--budget=0.2", "--seed=7", "--everything", "--repeat=3"),
+        *(
+            f"--run-dir={tmp_path}/r",
+            f"--ledger={tmp_path}/l.toml",
+            "--budget=0.2",
+            "--seed=7",
+            "--everything",
+            "--repeat=3",
+        ),
         *("--base-port=9000", "--no-twin", "--fresh", "-v", "-v", "-x", "--pdb"),
     ]
     assert Path.cwd() == tmp_path

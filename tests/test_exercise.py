@@ -80,7 +80,7 @@ def test_answers_under_names_exercise_naming_them():
     assert exercised(traces.trace(load, under("a"), under("b"))) == {*named, Capability.SEVERAL_ADAPTERS}
 
 
-def needing(wave: int, *needs: Capability) -> Scenario:
+def needing(wave: int, *needs: Capability, spoils: bool = False) -> Scenario:
     return Scenario(
         name=f"area.test_{wave}",
         wave=wave,
@@ -88,9 +88,10 @@ def needing(wave: int, *needs: Capability) -> Scenario:
         promise="",
         needs=frozenset(needs),
         checks=(ALL_COMPLETE,),
-        topologies=(),
+        topologies=("disaggregated",),
         deadline_s=1.0,
         source="",
+        spoils=spoils,
     )
 
 
@@ -107,6 +108,10 @@ def test_a_wave_has_to_exercise_what_it_has_scenarios_for_and_what_no_wave_has()
     )
     assert due(promised, scenarios, [2]) == {Capability.SLEEP, Capability.KILL_SERVER}
     assert due(promised, scenarios, [1, 2, 5]) == promised
+    spoiling = needing(1, Capability.KILL_SERVER, spoils=True)
+    assert due(promised, [*scenarios, spoiling], [1, 2, 5]) == promised - {Capability.KILL_SERVER}, (
+        "left out by default"
+    )
 
 
 def test_what_an_abort_met_says_which_retries_were_exercised():

@@ -315,7 +315,9 @@ def test_what_spoils_and_what_needs_a_start_of_its_own_are_driven_where_they_are
     wave = project.path / "scenarios" / "wave1"
     (wave / "test_a_death.py").write_text(SPOILS)
     (wave / "test_a_key.py").write_text(
-        SPOILS.replace("needs=[Capability.KILL_SERVER]", 'topologies=["disaggregated", "keyed"]').replace("death", "key")
+        SPOILS.replace("needs=[Capability.KILL_SERVER]", 'topologies=["disaggregated", "keyed"]').replace(
+            "death", "key"
+        )
     )
     anywhere = [one for one in GIVEN if not one.startswith("--topology")]
     driven = {

@@ -1127,13 +1127,15 @@ def topologies() -> None:
     Example:
       parity topologies
     """
-    from harness.contract.topology import by_default, names, topology
+    from harness.contract.topology import names, started_by_default, topology
     from harness.running.catalogue import declared
 
     for name in names():
         one = topology(name)
         waves = sorted({s.wave for s in declared().values() if name in s.topologies})
-        shown = ", ".join(f"{wave}{'' if by_default(name, wave) else ' if asked for'}" for wave in waves) or "none"
+        shown = (
+            ", ".join(f"{wave}{'' if started_by_default(name, wave) else ' if asked for'}" for wave in waves) or "none"
+        )
         typer.echo(f"{name}\n    {one.about}\n    {one.world_size} workers; waves {shown}")
 
 

@@ -273,7 +273,7 @@ class Parity:
             return "that spoil their stack"
         name = place.topology.name if place is not None else ""
         named = not name or name in self._config.getoption("--topology")
-        return "" if named or topology_table.by_default(name, scenario.wave) else f"in {name}"
+        return "" if named or topology_table.started_by_default(name, scenario.wave) else f"in {name}"
 
     def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
         """The coming starts, in order. Scenarios whose required capabilities the target lacks start nothing."""

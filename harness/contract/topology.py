@@ -79,7 +79,7 @@ def names() -> tuple[str, ...]:
     return tuple(_table())
 
 
-def by_default(name: str, wave: int) -> bool:
+def started_by_default(name: str, wave: int) -> bool:
     """True if a run starts the topology for scenarios of the wave without being asked for it."""
     return wave in _table()[name].get("waves", [wave])
 

@@ -106,11 +106,15 @@ def _overlaps(pauses: Iterable[Call], call: Call) -> bool:
 def due(
     promised: AbstractSet[Capability], scenarios: Iterable[Scenario], whole_waves: Iterable[int]
 ) -> set[Capability]:
-    """The promised capabilities that these waves had to exercise: all except those with scenarios in other waves only."""
+    """The promised capabilities that these waves had to exercise: all except those whose scenarios are all in other waves, or
+    left out by default."""
     waves = set(whole_waves)
-    able = [scenario for scenario in scenarios if scenario.needs <= promised]
-    here = {capability for scenario in able if scenario.wave in waves for capability in scenario.needs}
-    elsewhere = {capability for scenario in able if scenario.wave not in waves for capability in scenario.needs}
+    here: set[Capability] = set()
+    elsewhere: set[Capability] = set()
+    for scenario in scenarios:
+        if scenario.needs <= promised:
+            usual = scenario.wave in waves and any(map(scenario.by_default, scenario.topologies))
+            (here if usual else elsewhere).update(scenario.needs)
     return {capability for capability in promised if capability in here or capability not in elsewhere}
 
 

@@ -377,7 +377,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str = "completed"
     """"completed", or why the run ended early."""
     whole_waves: list[int] = []
-    """Fully selected waves. Only for these can a report say what was never driven or exercised."""
+    """Waves of which all was selected that a run drives by default. A report says for these alone what was never exercised."""
     selected: dict[str, list[str]] = {}
     """Topology → its selected scenarios. Merging adds them up to find the whole waves of a sharded run."""
     contract: dict[str, str] = {}

@@ -98,12 +98,18 @@ def _hash(files: Iterable[Path]) -> str:
 
 
 def whole_waves(selected: Mapping[str, Collection[str]]) -> list[int]:
-    """Fully selected waves: every scenario in every topology that it names. `selected`: topology → scenarios."""
+    """Fully selected waves: every scenario in every topology that a run drives by default. `selected`: topology → scenarios."""
     scenarios = declared().values()
     return [
         wave
         for wave in sorted({s.wave for s in scenarios})
-        if all(s.name in selected.get(topology, ()) for s in scenarios if s.wave == wave for topology in s.topologies)
+        if all(
+            s.name in selected.get(topology, ())
+            for s in scenarios
+            if s.wave == wave
+            for topology in s.topologies
+            if s.by_default(topology)
+        )
     ]
 
 

@@ -300,7 +300,7 @@ def _topology_names(info: RunInfo, found: Sequence[Recorded]) -> list[str]:
 def _names(info: RunInfo, topology: str, here: Iterable[Recorded], scenarios: Mapping[str, Scenario]) -> Iterator[str]:
     """The scenarios that any stack drove in this topology, and those that should have been driven."""
     driven = (name for r in here for name in r.index.scenarios)
-    due = (s.name for s in scenarios.values() if s.wave in info.whole_waves and topology in s.topologies)
+    due = (s.name for s in scenarios.values() if s.wave in info.whole_waves and s.by_default(topology))
     yield from dict.fromkeys([*driven, *due])
 
 

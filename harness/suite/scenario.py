@@ -13,7 +13,7 @@ import msgspec
 from harness.checks.base import Check
 from harness.contract.capability import Capability
 from harness.contract.faults import Fault, family
-from harness.contract.topology import Topology, colocated, in_order, topology
+from harness.contract.topology import Topology, colocated, in_order, started_by_default, topology
 
 MARKS = ("bulk", "spoils")
 """What a run leaves out by default, since it takes long. Each is a mark of pytest and a field of `Scenario`."""
@@ -53,6 +53,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def once(self) -> bool:
         """True if it is driven last, and without a twin."""
         return self.spoils or self.bulk
+
+    def by_default(self, topology: str) -> bool:
+        """True if a run drives it there without being asked for more than its wave."""
+        return topology in self.topologies and not self.once and started_by_default(topology, self.wave)
 
     def proves(self, fault: Fault) -> bool:
         """True if `parity prove` drives it under this fault."""
