@@ -101,7 +101,10 @@ def _logprobs(row: Row, given: Any) -> set[Any]:
 
 
 def _same(given: Any, seen: Any) -> bool:
-    """Equal, and for numbers with a fraction equal as float32: vllm-router reads them as such, and engines compute in it."""
+    """Equal, and for numbers with a fraction equal as float32: vllm-router reads them as such, and engines compute in it. A text that
+    spells a number may be read as that number (pydantic, conversion table)."""
+    if isinstance(given, str) and isinstance(seen, int | float):
+        return given.strip() in (str(seen), f"{seen:g}")
     if isinstance(given, float) and isinstance(seen, float):
         return math.isclose(given, seen, rel_tol=FLOAT32)
     return bool(given == seen)

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -26,7 +26,7 @@ import msgspec
 
 from harness import PROJECT
 from harness.contract.errors import HarnessError, StackError, UsageError
-from harness.contract.faults import Fault
+from harness.contract.faults import Fault, family
 from harness.contract.messages import DEFAULT_DTYPE, Dtype
 from harness.driving.stack import Stack
 from harness.judging import ledger, pace
@@ -390,13 +390,25 @@ def _drive(job: Job, begin: Begin) -> Lap:
     session = begin(job.options, silent)
     try:
         until = set(job.fault.caught_by) if job.fault is not None and job.brief else None
-        seats = (seat for seat in job.seats if until is None or until)
+        seats = (seat for seat in _likely_first(job.seats, until or ()) if until is None or until)
         laps = [lap(session, seat, names, job.fault, job.watch, until=until) for seat, names in seats]
         return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
     finally:
         session.close()
         if job.options.run_dir is not None:
             shutil.rmtree(job.options.run_dir, ignore_errors=True)
+
+
+def _likely_first(
+    seats: Iterable[tuple[Seat, tuple[str, ...]]], checks: Collection[str]
+) -> list[tuple[Seat, list[str]]]:
+    """The same, those scenarios first that name one of these checks: a fault that is driven briefly ends with its last catch."""
+
+    def unlikely(name: str) -> bool:
+        return not {family(check.name) for check in catalogue.declared()[name].checks} & set(checks)
+
+    found = [(seat, sorted(names, key=unlikely)) for seat, names in seats]
+    return sorted(found, key=lambda one: all(map(unlikely, one[1])))
 
 
 def _ignore_interrupts() -> None:
