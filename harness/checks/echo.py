@@ -101,10 +101,7 @@ def _logprobs(row: Row, given: Any) -> set[Any]:
 
 
 def _same(given: Any, seen: Any) -> bool:
-    """Equal, and for numbers with a fraction equal as float32: vllm-router reads them as such, and engines compute in it. A text that
-    spells a number may be read as that number (pydantic, conversion table)."""
-    if isinstance(given, str) and isinstance(seen, int | float):
-        return given.strip() in (str(seen), f"{seen:g}")
+    """Equal, and for numbers with a fraction equal as float32: vllm-router reads them as such, and engines compute in it."""
     if isinstance(given, float) and isinstance(seen, float):
         return math.isclose(given, seen, rel_tol=FLOAT32)
     return bool(given == seen)
@@ -143,12 +140,23 @@ def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[t
 
 
 def _right(row: Row, field: str, given: Any, seen: Any) -> bool:
+    if isinstance(given, str) and isinstance(seen, int | float):
+        given = _spelled(given)
     if field not in TRANSLATIONS:
         return _same(given, seen)
     try:
         return TRANSLATIONS[field][1](row, given, seen)
     except (AttributeError, TypeError, ValueError):
         return False  # the caller gave a type that the field cannot hold, so another value took effect
+
+
+def _spelled(text: str) -> Any:
+    """The number that a text spells, as which it may be read (pydantic documentation, conversion table); else the text."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
 
 
 CONTROL_OPS = {
