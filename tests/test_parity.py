@@ -459,10 +459,8 @@ def test_one_model_at_two_places_is_one_request():
     def ask(model: str) -> list[Call]:
         return [traces.openai("completion", {"model": model, "prompt": "x", "temperature": 0}, {"choices": []})]
 
-    left = side(traces.trace(*ask("/a/tiny"), target="o", model={"name": "/a/tiny", "sha256": "0", "dtype": "float32"}))
-    right = side(
-        traces.trace(*ask("/b/tiny"), target="n", model={"name": "/b/tiny", "sha256": "0", "dtype": "float32"})
-    )
+    left = side(traces.trace(*ask("/a/tiny"), target="o", model={"name": "tiny", "sha256": "0", "dtype": "float32"}))
+    right = side(traces.trace(*ask("/b/tiny"), target="n", model={"name": "tiny", "sha256": "0", "dtype": "float32"}))
     assert "calls.paired" not in {v.check for v in compare(SCENARIO, left, right, None, NOISE)}
 
 

@@ -5,6 +5,7 @@ Two sides are never zipped to the shorter one: calls without a partner are retur
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import final
@@ -61,12 +62,12 @@ def _flat(groups: Iterable[list[Call]]) -> list[Call]:
 
 def identity(call: Call, trace: ScenarioTrace) -> tuple[str, str | None, bytes]:
     """Method, label and request of a call. Model names are left out: two machines keep the same model (the header has its hash)
-    at different places. So are training requests and trained versions, which follow from a side's own outputs."""
+    in different folders. So are training requests and trained versions, which follow from a side's own outputs."""
     if call.method == "train" or (call.method == "sync_weights" and call.request["version"] >= FIRST_TRAINED):
         return call.method, call.label, b'"trained"'
     if call.method == "trained":  # the rollouts that a step consumes depend on which ended first
         return call.method, call.label, _encoder.encode(call.request["global_step"])
     request = _encoder.encode(call.request)
     if call.method in CHOICES and (name := trace.header.model.get("name")):
-        request = request.replace(_encoder.encode(name), b'"<model>"')
+        request = re.sub(rb'"(?:[^"]*/)?' + re.escape(name.encode()) + b'"', b'"<model>"', request)
     return call.method, call.label, request
