@@ -140,23 +140,12 @@ def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[t
 
 
 def _right(row: Row, field: str, given: Any, seen: Any) -> bool:
-    if isinstance(given, str) and isinstance(seen, int | float):
-        given = _spelled(given)
     if field not in TRANSLATIONS:
         return _same(given, seen)
     try:
         return TRANSLATIONS[field][1](row, given, seen)
     except (AttributeError, TypeError, ValueError):
         return False  # the caller gave a type that the field cannot hold, so another value took effect
-
-
-def _spelled(text: str) -> Any:
-    """The number that a text spells, as which it may be read (pydantic documentation, conversion table); else the text."""
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return int(number) if number.is_integer() else number
 
 
 CONTROL_OPS = {
