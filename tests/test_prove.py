@@ -18,15 +18,17 @@ from harness import PROJECT
 from harness.commands import cli
 from harness.contract.errors import Blame, StackError, UsageError
 from harness.contract.faults import DRIVEN, NOTHING, Fault
+from harness.contract.topology import topology
 from harness.judging import pace
 from harness.machine import targets
 from harness.machine.progress import silent
 from harness.machine.targets import registry
 from harness.proving import prove
 from harness.proving.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Outcome, judge_fault, prove_target
-from harness.proving.prove import Request, plan, plans
+from harness.proving.prove import Request, likely_first, plan, plans
 from harness.records.verdict import Cause
 from harness.running import catalogue
+from harness.running.session import Seat
 from reports import kill_figures, kill_matrix, kill_matrix_terminal
 from reports.readme import block
 from tests import kill_matrices
@@ -34,7 +36,9 @@ from tests.kill_matrices import FAULTS, READS, Script, planned, target, verdict
 from tests.test_cli import parity
 from tests.test_reports import HOSTILE, Page
 
-A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:2]
+A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[
+    1:3
+]  # only A names the check ordering
 CONTROL = [verdict(A, "ordering"), verdict(A, "tokens:late"), verdict(B, "tokens"), verdict(B, "routing")]
 SWAPPED = FAULTS[0]  # caught by ordering, corrupts what tokens reads
 
@@ -330,6 +334,12 @@ def test_the_control_is_driven_first_and_each_fault_after_it(tmp_path, inline):
     assert made.matrix.problems == ["no fault kills tokens, which is for: what tokens:late is for"]
     assert made.folder == tmp_path / "run"
     assert made.matrix.proofs[0].faults[0].fired == 1
+
+
+def test_a_brief_fault_meets_the_scenarios_of_its_checks_first():
+    here, there = (Seat(target="toy", topology=topology(name)) for name in ("disaggregated", "colocated"))
+    assert likely_first([(there, (B,)), (here, (B, A))], {"ordering"}) == [(here, [A, B]), (there, [B])]
+    assert likely_first([(there, (B,)), (here, (B, A))], ()) == [(there, [B]), (here, [B, A])]
 
 
 def test_a_brief_fault_ends_with_its_last_catch_and_the_reports_say_so(tmp_path):

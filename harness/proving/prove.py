@@ -390,7 +390,7 @@ def _drive(job: Job, begin: Begin) -> Lap:
     session = begin(job.options, silent)
     try:
         until = set(job.fault.caught_by) if job.fault is not None and job.brief else None
-        seats = (seat for seat in _likely_first(job.seats, until or ()) if until is None or until)
+        seats = (seat for seat in likely_first(job.seats, until or ()) if until is None or until)
         laps = [lap(session, seat, names, job.fault, job.watch, until=until) for seat, names in seats]
         return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
     finally:
@@ -399,7 +399,7 @@ def _drive(job: Job, begin: Begin) -> Lap:
             shutil.rmtree(job.options.run_dir, ignore_errors=True)
 
 
-def _likely_first(
+def likely_first(
     seats: Iterable[tuple[Seat, tuple[str, ...]]], checks: Collection[str]
 ) -> list[tuple[Seat, list[str]]]:
     """The same, those scenarios first that name one of these checks: a fault that is driven briefly ends with its last catch."""
