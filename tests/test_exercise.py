@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from harness.checks.cancellation import CANCELLATION
 from harness.checks.liveness import ALL_COMPLETE
 from harness.contract.capability import Capability
 from harness.contract.messages import REQUEST_CAP
@@ -108,6 +110,13 @@ def test_a_wave_has_to_exercise_what_it_has_scenarios_for_and_what_no_wave_has()
     )
     assert due(promised, scenarios, [2]) == {Capability.SLEEP, Capability.KILL_SERVER}
     assert due(promised, scenarios, [1, 2, 5]) == promised
+    leaves = msgspec.structs.replace(needing(1, Capability.HTTP_STREAMING), checks=(CANCELLATION,))
+    reads = needing(3, Capability.HTTP_STREAMING)
+    streams = promised | {Capability.HTTP_STREAMING}
+    assert due(streams, [*scenarios, leaves, reads], [1, 2, 5]) == promised, (
+        "a stream whose reader leaves shows nothing"
+    )
+    assert due(streams, [*scenarios, leaves, reads], [1, 2, 3, 5]) == streams
     spoiling = needing(1, Capability.KILL_SERVER, spoils=True)
     assert due(promised, [*scenarios, spoiling], [1, 2, 5]) == promised - {Capability.KILL_SERVER}, (
         "left out by default"

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from http import HTTPStatus
 from typing import Any
 
+from harness.checks.cancellation import CANCELLATION
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame
 from harness.contract.messages import REQUEST_CAP, capabilities_of
@@ -107,14 +108,15 @@ def due(
     promised: AbstractSet[Capability], scenarios: Iterable[Scenario], whole_waves: Iterable[int]
 ) -> set[Capability]:
     """The promised capabilities that these waves had to exercise: all except those whose scenarios are all in other waves, or
-    left out by default."""
+    left out by default, or end before an answer since their callers go away."""
     waves = set(whole_waves)
     here: set[Capability] = set()
     elsewhere: set[Capability] = set()
     for scenario in scenarios:
         if scenario.needs <= promised:
             usual = scenario.wave in waves and any(map(scenario.by_default, scenario.topologies))
-            (here if usual else elsewhere).update(scenario.needs)
+            answered = CANCELLATION not in scenario.checks
+            (here if usual and answered else elsewhere).update(scenario.needs)
     return {capability for capability in promised if capability in here or capability not in elsewhere}
 
 
