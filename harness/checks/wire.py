@@ -125,6 +125,7 @@ STREAMS = Check(
     fault="a stream breaks off, never ends, or is no stream",
     next_step="look at the end of the stream in the evidence, and at who closed it: the server, the router or the client",
     source=f"{SOURCE}: streaming",
+    reads=Fact.ERRORS,  # a request that fails has no stream
     falsifies=Fact.ANSWERS | Fact.TEXT,
     judge=_judge_stream,
 )

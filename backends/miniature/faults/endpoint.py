@@ -203,7 +203,7 @@ class LogprobsShifted(Endpoint):
         return answer
 
 
-@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered", "wire.streams"], corrupts=Fact.ERRORS | ROWS)
+@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered"], corrupts=Fact.ERRORS | ROWS)
 class NeverRecovers(Endpoint):
     """After an error, every further request is refused."""
 
