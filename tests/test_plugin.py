@@ -324,6 +324,8 @@ def test_what_spoils_and_what_needs_a_start_of_its_own_are_driven_where_they_are
         "": [],
         "--everything": ["death", "keyed"],
         "-m spoils": ["death"],
+        "-m 'not bulk'": [],
+        "-m 'wave1 and not wave2'": [],
         "-k spoils": ["death"],
         "-k 'key or death'": ["death", "keyed"],
         "-k 'not greedy'": [],

@@ -36,9 +36,8 @@ from tests.kill_matrices import FAULTS, READS, Script, planned, target, verdict
 from tests.test_cli import parity
 from tests.test_reports import HOSTILE, Page
 
-A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[
-    1:3
-]  # only A names the check ordering
+# Of these two only A names the check "ordering".
+A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[1:3]
 CONTROL = [verdict(A, "ordering"), verdict(A, "tokens:late"), verdict(B, "tokens"), verdict(B, "routing")]
 SWAPPED = FAULTS[0]  # caught by ordering, corrupts what tokens reads
 

@@ -234,7 +234,7 @@ class Parity:
         costly: set[pytest.Item] = set()
         if not self._chooses():
             for item in scenarios.keys() - elsewhere:
-                if why := self._costly(scenarios[item], _place(item)):
+                if not self._marked(item) and (why := self._costly(scenarios[item], _place(item))):
                     costly.add(item)
                     self._left_out.setdefault(why, set()).add(scenarios[item].name)
         if dropped := costly | elsewhere:
@@ -258,12 +258,17 @@ class Parity:
         self._starts = self._outlook(mine)
 
     def _chooses(self) -> bool:
-        """True if the command line chooses scenarios by name or mark, or all. A -k that only leaves out chooses none."""
+        """True if the command line chooses scenarios by name, or all. A -k that only leaves out chooses none."""
         named = any("::" in argument or argument.endswith(".py") for argument in self._config.args)
         keyword = self._config.getoption("keyword")
         named |= bool(keyword) and not Expression.compile(keyword).evaluate(lambda *_, **__: False)
-        marked = any(mark in self._config.getoption("markexpr") for mark in MARKS)
-        return named or marked or self._config.getoption("--everything")
+        return named or self._config.getoption("--everything")
+
+    def _marked(self, item: pytest.Item) -> bool:
+        """True if -m selects the item for one of `MARKS`, and not for its other marks or for those that it lacks."""
+        others = {mark.name for mark in item.iter_markers()} - set(MARKS)
+        selects = self._config.getoption("markexpr")
+        return bool(selects) and not Expression.compile(selects).evaluate(lambda *name, **_: name[0] in others)
 
     def _costly(self, scenario: Scenario, place: Seat | Duel | None) -> str:
         """Why a run leaves the scenario out there unless it is chosen, in words; empty if it does not."""
