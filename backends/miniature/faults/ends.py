@@ -15,7 +15,13 @@ from harness.contract.faults import Fact
 from harness.contract.messages import GenerateRequest, Generation, SampleRequest, SessionId
 
 
-@seeded("error_becomes_empty", "generate", caught_by=["conservation", "errors.named", "refusals"], changes=REFUSED)
+@seeded(
+    "error_becomes_empty",
+    "generate",
+    caught_by=["conservation", "errors.named", "refusals"],
+    corrupts=Fact.ERRORS,
+    changes=REFUSED,
+)
 class ErrorsBecomeEmpty(Client):
     """A refused batch is returned as an empty success."""
 

@@ -167,9 +167,9 @@ class LogprobsShifted(Engine):
         return done
 
 
-@seeded("logprobs_missing", caught_by=["logprobs.numbers"], corrupts=Fact.LOGPROBS, changes=ASKED)
+@seeded("logprobs_missing", caught_by=["logprobs.numbers"], corrupts=Fact.LOGPROBS | Fact.ANSWERS, changes=ASKED)
 class LogprobsMissing(Engine):
-    """Requested log-probabilities are missing."""
+    """Requested log-probabilities are missing. The results of sample() have other lengths then, and rows cannot be told apart."""
 
     def output(self, request: Request) -> Output:
         done = super().output(request)

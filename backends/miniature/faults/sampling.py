@@ -39,7 +39,7 @@ def _ignoring(name: str, variant: str, caught_by: list[str], corrupts: Fact = NO
 
 _ignoring("parameter_ignored", "temperature", ["tokens.greedy"], corrupts=Fact.ANSWERS, temperature=1.0)
 _ignoring("parameter_ignored", "top_k", ["sampling.filters"], top_k=0)
-_ignoring("parameter_ignored", "top_p", ["sampling.filters"], top_p=1.0)
+_ignoring("parameter_ignored", "top_p", ["sampling.filters"], corrupts=Fact.LOGPROBS, top_p=1.0)
 _ignoring("parameter_ignored", "min_p", ["sampling.filters"], min_p=0.0)
 _ignoring("parameter_ignored", "seed", ["tokens.same"], corrupts=Fact.CHANCE, seed=None)
 _ignoring("parameter_ignored", "other_seeds", ["tokens.differ"], corrupts=Fact.CHANCE, seed=1)
@@ -63,7 +63,7 @@ class SeedDropped(Client):
         return await super().row(session, prompt, {k: v for k, v in params.items() if k != "seed"}, **more)
 
 
-@seeded("sampling_tempered", "a_third", caught_by=["sampling.distribution"])
+@seeded("sampling_tempered", "a_third", caught_by=["sampling.distribution"], corrupts=Fact.LOGPROBS)
 class SampledTooCold(Engine):
     """Engines sample at 0.7 times the temperature."""
 
