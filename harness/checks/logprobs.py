@@ -377,7 +377,8 @@ UNLIKELY = -1000.0
 
 
 def _extremes(_: Evidence, rows: list[Answer]) -> Finding:
-    far = [value for row in rows for value in row.logprobs or () if value < UNLIKELY]
+    values = [value for row in rows for value in row.logprobs or ()]
+    far = [value for value in values if isinstance(value, int | float) and value < UNLIKELY]
     if not far:
         return untestable("no answer has a very unlikely token")
     value, count = Counter(far).most_common(1)[0]

@@ -92,6 +92,7 @@ SALTS_OF_WEIGHTS = Check(
     name="salts_of_weights",
     fault="trajectories after a sync get the salt of the weights before, so they read keys and values that these made",
     next_step="look at whose count of syncs the salt is made of: a copy of the client does not see the syncs of another",
+    reads=Fact.POLICY,
     source='SkyRL 0.3.0, GeneratorConfig.use_cache_salt: "cache blocks are only shared across trajectories that started with the same '
     'policy weight version"; RemoteInferenceClient: "Serializable: Can be pickled and passed between processes"',
     judge=_judge_salts,
