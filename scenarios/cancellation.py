@@ -10,7 +10,7 @@ from fixtures.prompts import Prompts
 from harness.driving.stack import Stack
 from scenarios.requests import sessions, until_idle
 
-LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 STAYS = LONG | {"max_tokens": 64}
 SESSION = "the one that goes"
 OTHERS = "others"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from backends.miniature.model import VOCABULARY
@@ -71,6 +72,8 @@ def in_shape(response_format: Any) -> str | None:
 
 def wrong_type(name: str, value: Any, rule: dict[str, Any] | None) -> str | None:
     """Why a value is refused by its rule; None if it is right, or there is no rule."""
+    if isinstance(value, float) and math.isnan(value):
+        return f"{name} is not a number"
     if rule is None or value is None:
         return None  # null: as if it were left out
     named = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]

@@ -25,7 +25,9 @@ AT = {"at_the_first_token": 1, "in_the_middle": 20}
 
 def by_sample(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
     """Several at random: not every stack's sample() ignores an end token, and one of them goes on."""
-    return stack.sample(prompts.one(), 3, session_id=SESSION, max_tokens=400, temperature=1.0, label=label)
+    return stack.sample(
+        prompts.one(), 3, session_id=SESSION, max_tokens=LONG["max_tokens"], temperature=1.0, label=label
+    )
 
 
 def by_chat(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:

@@ -118,6 +118,11 @@ Ask = Callable[..., Coroutine[Any, Any, Any]]
 @variants(
     {
         "test_a_temperature_that_is_no_number": {"ask_of": lambda stack: stack.generate, "several": True},
+        "test_a_repetition_penalty_that_is_no_number": {
+            "ask_of": lambda stack: stack.generate,
+            "several": True,
+            "parameter": "repetition_penalty",
+        },
         "test_a_sample_at_no_number": {
             "ask_of": lambda stack: lambda prompt, **params: stack.sample(prompt, 1, **params),
             "several": False,
@@ -125,21 +130,25 @@ Ask = Callable[..., Coroutine[Any, Any, Any]]
         },
     },
     task=0,
-    promise="a temperature of NaN is a named error, and not an answer",
-    checks=[names_error("nan", "temperature", "nan", "json"), AFTER],
+    promise="a sampling parameter of NaN is a named error, and not an answer",
+    checks=[names_error("nan", "temperature", "repetition_penalty", "nan", "json"), AFTER],
     deadline_s=100,
+    parameter="temperature",
 )
-async def no_number(stack: Stack, prompts: Prompts, *, ask_of: Callable[[Stack], Ask], several: bool) -> None:
-    """vLLM documentation, SamplingParams: temperature is a number that is not negative; RFC 8259, 6: JSON has no NaN. A schedule that
-    divides by zero makes one. What is drawn from such logits is no rollout of the policy."""
+async def no_number(
+    stack: Stack, prompts: Prompts, *, ask_of: Callable[[Stack], Ask], several: bool, parameter: str
+) -> None:
+    """vLLM documentation, SamplingParams: temperature and repetition_penalty are numbers with a least value; RFC 8259, 6: JSON has
+    no NaN. A schedule that divides by zero makes one. What is drawn from such logits is no rollout of the policy."""
     ask = ask_of(stack)
     given = prompts.unique(1) if several else prompts.one()
+    params = {"temperature": 0.5, "max_tokens": 8} | {parameter: 0.5}
     await stack.form(AS_IT_IS)
-    await ask(given, temperature=0.5, max_tokens=8)
+    await ask(given, **params)
     forms = await stack.form(None)
-    for place in {form.rpartition(": ")[0] for form in forms if ".temperature: " in form}:
+    for place in {form.rpartition(": ")[0] for form in forms if f".{parameter}: " in form}:
         await stack.form(f"{place}: {NO_NUMBER}")
-        await stack.attempt(ask(given, temperature=0.5, max_tokens=8, label="nan"))
+        await stack.attempt(ask(given, **params, label="nan"))
     await stack.form(None)
     await still_works(stack, prompts)
 
