@@ -44,10 +44,10 @@ def names() -> list[str]:
 
 
 def drive(folder: Path, names: list[str], *, place: Topology = PLACE, **options) -> Path:
-    """A run of these scenarios, as the plugin makes one: stacks first, then comparisons."""
+    """A run of these scenarios, as the plugin makes one: the candidate, the baseline, then comparisons."""
     given = {"baseline": "miniature", "candidate": "miniature:retry", "engine": "cpu"} | options
     session = Session(Options(run_dir=folder, **given), silent, selected={place: names})
-    for target in session.options.targets:
+    for target in reversed(session.options.targets):
         for name in names:
             session.drive(catalogue.declared()[name], Seat(target=target, topology=place), catalogue.body(name))
     if session.options.compares:
@@ -74,7 +74,7 @@ def verdicts(judgement: Judgement) -> set[tuple]:
 
 
 def test_a_recorded_baseline_gives_the_verdicts_of_one_that_is_driven(copy, names, tmp_path):
-    live = judge_run(drive(tmp_path / "live", names), today=TODAY)
+    live = judge_run(drive(tmp_path / "live", names, twin=True), today=TODAY)
     run = drive(tmp_path / "run", names, recorded=copy)
     shutil.rmtree(copy)
     told = judge_run(run, today=TODAY)
@@ -199,13 +199,34 @@ def test_what_was_selected_and_not_recorded_is_refused(base, names, tmp_path):
     refused(tmp_path, base, names[:1], UsageError, "has no recording of .*@colocated", place=topology("colocated"))
 
 
-def test_a_recording_without_a_twin_is_refused_unless_none_is_wanted(names, tmp_path):
+def test_a_recording_without_any_twin_is_refused_unless_none_is_wanted(names, tmp_path):
     alone = drive(tmp_path / "alone", names[:1], stacks=["miniature"])
-    refused(
-        tmp_path, alone, names[:1], UsageError, "has no twin of ordering.* on miniature@disaggregated: no noise floor"
-    )
+    refused(tmp_path, alone, names[:1], UsageError, "has no twin of any selected scenario on miniature: no noise floor")
     judgement = judge_run(drive(tmp_path / "run", names[:1], recorded=alone, twin=False), today=TODAY)
     assert not [floor for floor in judgement.noise if floor.check == "outputs.logprobs"]
+
+
+def test_a_second_take_is_driven_only_where_chance_may_explain_a_difference(names, tmp_path):
+    session = Session(
+        Options(
+            run_dir=tmp_path / "run", baseline="miniature:retry", candidate="miniature", engine="cpu", fault_taps=True
+        ),
+        silent,
+        selected={PLACE: names},
+    )
+    for target, fault in (("miniature", "logprobs_off_by_constant/a_hair"), ("miniature:retry", None)):
+        seat = Seat(target=target, topology=PLACE)
+        session.inject(seat, None if fault is None else known(target).seeded()[fault])
+        for name in names:
+            session.drive(catalogue.declared()[name], seat, catalogue.body(name))
+    session.close()
+    takes: dict[str, list[int]] = {}
+    for trace in traces(tmp_path / "run" / "recordings" / "miniature_retry@disaggregated.jsonl"):
+        takes.setdefault(trace.scenario, []).append(trace.take)
+    twice = [name for name, driven in takes.items() if driven == [1, 2]]
+    assert "tokens.test_greedy_tokens_and_logprobs_are_the_models" in twice
+    assert {tuple(driven) for name, driven in takes.items() if name not in twice} == {(1,)}
+    assert not [name for name in twice if not name.startswith("tokens.")]
 
 
 def refused(folder: Path, base: Path, names: list[str], error: type[HarnessError], says: str, **place) -> None:

@@ -266,12 +266,12 @@ def test_each_scenario_is_an_item_a_stack_and_one_a_comparison_in_order_of_start
     shown = run(project, "--collect-only", "-q", "--topology=colocated")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
     assert ids == [
-        "test_trigger[toy:legacy@disaggregated]",
-        "test_greedy[toy:legacy@disaggregated]",
         "test_trigger[toy:http@disaggregated]",
         "test_greedy[toy:http@disaggregated]",
-        "test_greedy[toy:legacy@colocated]",
+        "test_trigger[toy:legacy@disaggregated]",
+        "test_greedy[toy:legacy@disaggregated]",
         "test_greedy[toy:http@colocated]",
+        "test_greedy[toy:legacy@colocated]",
         "test_trigger[toy:legacy~toy:http@disaggregated]",
         "test_greedy[toy:legacy~toy:http@disaggregated]",
         "test_greedy[toy:legacy~toy:http@colocated]",
@@ -284,9 +284,9 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
     shown = run(project, "--collect-only", "-q", "--everything")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
     assert ids[:3] == [
-        "test_trigger[toy:legacy@disaggregated]",
-        "test_greedy[toy:legacy@disaggregated]",
-        "test_death[toy:legacy@disaggregated]",
+        "test_trigger[toy:http@disaggregated]",
+        "test_greedy[toy:http@disaggregated]",
+        "test_death[toy:http@disaggregated]",
     ]
 
 
@@ -369,8 +369,7 @@ REFUSED = {
     "--baseline=no/such/run": "there is no run 'no/such/run'",
     "--baseline=model": "is not the folder of a run",
     "--profile=downgrade": "there is no profile 'downgrade'",
-    "--twin": "--twin is for a stack that is judged alone",
-    "--stack=toy:legacy --twin --no-twin": "--twin is for a stack that is judged alone",
+    "--twin --no-twin": "--twin and --no-twin exclude each other",
 }
 
 

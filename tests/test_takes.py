@@ -83,13 +83,15 @@ def test_a_take_that_is_red_keeps_no_margin_of_those_that_passed():
 @pytest.mark.parametrize(
     ("changes", "driven"),
     [
-        ({}, (2, 1)),
+        ({}, (1, 1)),
+        ({"twin": True}, (2, 1)),
         ({"repeat": 20}, (20, 20)),
         ({"twin": False}, (1, 1)),
+        ({"stacks": ["old"], "twin": True}, (2, 2)),
         ({"stacks": ["old"], "repeat": 20}, (20, 20)),
     ],
 )
-def test_the_baseline_is_driven_once_more_for_its_twin(changes: dict, driven: tuple[int, int]):
+def test_takes_that_are_due_in_any_case(changes: dict, driven: tuple[int, int]):
     options = Options(baseline="old", candidate="new", engine="cpu", **changes)
     assert (options.takes("old"), options.takes("new")) == driven
     assert options.takes("old", once=True) == options.repeat, "a twin is not worth a start"

@@ -214,10 +214,14 @@ def run(
     base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
     twin: Annotated[
         bool,
-        typer.Option("--twin", help="With --stack: drive everything twice, so that the run can be a --baseline later."),
+        typer.Option(
+            "--twin",
+            help="Drive everything of the baseline twice, not only where it differs from the candidate. With --stack, everything "
+            "of each stack, so that the run can be a --baseline later.",
+        ),
     ] = False,
     no_twin: Annotated[
-        bool, typer.Option("--no-twin", help="Do not drive the baseline twice: no noise floor.")
+        bool, typer.Option("--no-twin", help="Drive nothing of the baseline twice: no noise floor.")
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start every stack for this run, also if one of `parity up` would fit.")

@@ -165,13 +165,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if scenario is None:
         return
     options = metafunc.config
-    targets = options.getoption("--stack") or [options.stash[BASELINE][0], options.getoption("--candidate")]
+    pair = [options.getoption("--candidate"), options.stash[BASELINE][0]]  # the candidate first: see `Session.drive`
+    targets = options.getoption("--stack") or pair
     topologies = scenario.driven_in(
         options.getoption("--engines"), options.getoption("--topology"), colocate=options.getoption("--colocate")
     )
     places: list[Seat | Duel] = [Seat(target=name, topology=t) for t in topologies for name in targets]
     if not options.getoption("--stack"):
-        places += [Duel(baseline=targets[0], candidate=targets[1], topology=t) for t in topologies]
+        places += [Duel(baseline=pair[1], candidate=pair[0], topology=t) for t in topologies]
     metafunc.parametrize("stack", places, indirect=True, ids=[place.name for place in places])
 
 
@@ -341,8 +342,8 @@ class Parity:
                 f"--budget {option('--budget'):g} is not above 0 and at most {MOST_BUDGET}",
                 next_step="1 is the usual extent; try 0.2 for a fifth of it",
             )
-        if option("--twin") and (option("--no-twin") or not option("--stack")):
-            raise UsageError("--twin is for a stack that is judged alone", next_step="add --stack, or leave --twin out")
+        if option("--twin") and option("--no-twin"):
+            raise UsageError("--twin and --no-twin exclude each other", next_step="leave one out")
         options.check()
         if option("--model") not in (None, *models.NAMED):
             models.check_model(Path(option("--model")))

@@ -16,7 +16,7 @@ from harness.checks.base import Evidence
 from harness.contract.errors import Blame
 from harness.contract.topology import Topology
 from harness.judging.judge import absent, judge_evidence, missing
-from harness.judging.parity import Absent, Judged, Missing, Side, compare
+from harness.judging.parity import Absent, Judged, Missing, Side, compare, unsettled
 from harness.judging.takes import merge
 from harness.records.book import Book
 from harness.records.index import Index
@@ -51,7 +51,7 @@ Look = Callable[[Evidence, Sequence[Verdict]], None]
 
 @final
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
-    """All takes of one stack as one side: the first take's evidence, the verdicts of all, and the second take as the twin."""
+    """All takes of one stack as one side: the first take's evidence, the verdicts of all, and the second take, if any, as the twin."""
 
     side: Side
     verdicts: list[Verdict]
@@ -109,6 +109,13 @@ class Judging:
             own.append(found)
             compared.append(compare(scenario, left.side, right, left.twin, noise))
         return [*left.verdicts, *merge(own)], merge(compared)
+
+    def wants_twin(self, scenario: Scenario, baseline: Side) -> bool:
+        """True if the candidate's first take differs from the baseline's in a way that a second take of the baseline may explain."""
+        assert self._info.candidate is not None
+        candidate, _ = next(self.takes(scenario, self._info.candidate))
+        driven = [isinstance(side, Judged) and side.driven for side in (baseline, candidate)]
+        return all(driven) and unsettled(compare(scenario, baseline, candidate, twin=None, noise=()))
 
     def takes(self, scenario: Scenario, target: str) -> Iterator[tuple[Side, list[Verdict]]]:
         """Each recorded take, judged. Without a recording, one side that says why."""

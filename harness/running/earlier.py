@@ -182,15 +182,14 @@ class Baseline:
                 f"the contract changed since {self.run.path} was recorded: {', '.join(changed)}", next_step=self._again
             )
 
-    def refuse_without_twin(self) -> None:
-        """Raises UsageError for a selected scenario that was recorded once and should have a twin."""
-        for topology, seat in self.seats.items():
-            for name in self.selected[topology]:
-                if seat.takes(name) == [1] and not declared()[name].once:
-                    raise UsageError(
-                        f"{self.run.path} has no twin of {name} on {self.target}@{topology}: no noise floor",
-                        next_step=f"{self._again}; or add --no-twin, which compares no log-probabilities",
-                    )
+    def refuse_without_any_twin(self) -> None:
+        """Raises UsageError for a recording in which no selected scenario has a second take: it shows no noise."""
+        taken = [seat.takes(name) for topology, seat in self.seats.items() for name in self.selected[topology]]
+        if taken and not any(len(takes) > 1 for takes in taken):
+            raise UsageError(
+                f"{self.run.path} has no twin of any selected scenario on {self.target}: no noise floor",
+                next_step=f"{self._again}; or add --no-twin, which compares no log-probabilities",
+            )
 
     def refuse_unless_it_fits(self, coming: Header) -> None:
         """Raises UsageError for a fact in which the recording differs from what the new run would record in that topology."""

@@ -99,7 +99,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How much of what scenarios enumerate is driven; 1 is the usual extent."""
     repeat: int = 1
     twin: bool | None = None
-    """True if stacks that are not compared get a twin too; False if no stack does. None: only a baseline."""
+    """True if everything of a baseline, or of a stack that is not compared, gets a second take, its twin; False if nothing does.
+    None: what a baseline does otherwise than the candidate, as far as chance may explain it."""
     base_port: int | None = None
     ledger: Path | None = None
     profile: str | None = None
@@ -139,9 +140,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError(f"{name} needs a GPU, and this run is on --engine cpu", next_step=f"leave {name} out")
 
     def takes(self, target: str, *, once: bool = False) -> int:
-        """Takes of a scenario on a target. The baseline gets at least two, the second for its twin, unless the scenario runs once."""
-        wanted = target == self.baseline and self.twin is not False if self.compares else self.twin
-        return max(self.repeat, 2 if wanted and not once else 1)
+        """Takes of a scenario on a target that are due in any case. A twin is not worth a start: not if the scenario runs `once`."""
+        wanted = self.twin and not once and (target == self.baseline or not self.compares)
+        return max(self.repeat, 2 if wanted else 1)
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,7 +347,7 @@ class Session:
         for topology in self._places.values():
             earlier.refuse_unless_it_fits(self._coming(Seat(target=self.options.candidate, topology=topology)))
         if self.options.twin is not False:
-            earlier.refuse_without_twin()
+            earlier.refuse_without_any_twin()
         return earlier
 
     def _take_over(self) -> dict[str, Index]:
@@ -365,7 +366,8 @@ class Session:
     def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]:
         """Drive all takes of a scenario on a seat and judge the recording. Returns its conformance verdicts.
 
-        A scenario whose required capabilities the target does not declare is `missing`, without a start.
+        A scenario whose required capabilities the target does not declare is `missing`, without a start. The candidate comes first:
+        where the baseline's first take differs from it, a second one tells what is noise.
         """
         if (earlier := self._taken.get(seat.name)) is not None:
             for take in earlier.takes(scenario.name):
@@ -374,9 +376,11 @@ class Session:
         elif seat.target in self.options.driven and scenario.needs <= self._target(seat.target).capabilities:
             self._sit(seat)
             if self._recorder is not None and scenario.needs <= set(self._recorder.header.capabilities):
-                for take in range(1, self.options.takes(seat.target, once=scenario.once) + 1):
+                takes = self.options.takes(seat.target, once=scenario.once)
+                for take in range(1, takes + 1):
                     self._take(scenario, seat, take, body)
-                    self._ask_the_oracle(scenario, self._recorder.index.trace(scenario.name, take))
+                if takes == 1 and self._wants_twin(scenario, seat):
+                    self._take(scenario, seat, 2, body)
         with self.timed("judge"):
             verdicts = self._judging(seat.topology).alone(scenario, seat.target).verdicts
         self._verdicts[scenario.name, seat.name] = verdicts
@@ -386,14 +390,24 @@ class Session:
         stack = self._live(seat)
         if stack is None:
             self._not_driven(scenario, take, self._hopeless[seat.name])
-            return
+        else:
+            # Without a result: asyncio formats what a coroutine returned, and a trace is large.
+            async def driving() -> None:
+                await stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack), spoils=scenario.spoils)
 
-        # Without a result: asyncio formats what a coroutine returned, and a trace is large.
-        async def driving() -> None:
-            await stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack), spoils=scenario.spoils)
+            with self.timed("drive"):
+                self._runner.run(driving())
+        assert self._recorder is not None
+        self._ask_the_oracle(scenario, self._recorder.index.trace(scenario.name, take))
 
-        with self.timed("drive"):
-            self._runner.run(driving())
+    def _wants_twin(self, scenario: Scenario, seat: Seat) -> bool:
+        options = self.options
+        if not options.compares or options.twin is False or seat.target != options.baseline or scenario.once:
+            return False
+        self._ask_where_they_part(scenario, seat.topology)
+        with self.timed("judge"):
+            judging = self._judging(seat.topology)
+            return judging.wants_twin(scenario, judging.alone(scenario, seat.target).side)
 
     def _not_driven(self, scenario: Scenario, take: int, error: CallError) -> None:
         recorder = self._recorder
