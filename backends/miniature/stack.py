@@ -396,7 +396,7 @@ class Miniature:
 
     async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:
         engine = self.engines[0]
-        made = engine.arguments(request.options)
+        made = self.client.arguments(engine, request.options, device=request.device)
         asked = {name: value for name, value in made.items() if name in (request.options or made)}
         by = None if request.sync_backend is None else self.client.sync_backend(request.sync_backend)
         return messages.EngineArgumentsResult(arguments=asked, configured=sorted(engine.settings), sync_backend=by)

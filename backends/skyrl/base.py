@@ -13,7 +13,7 @@ import functools
 import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,7 +28,7 @@ from backends.skyrl.remote import RemoteServers
 from backends.skyrl.results import generation
 from backends.skyrl.trainer import Trainer
 from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
-from backends.vllm import front_end, patches
+from backends.vllm import devices, front_end, patches
 from backends.vllm.probes import SETTINGS
 from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract import messages
@@ -640,7 +640,8 @@ class SkyRLStack(VllmStack):
         cfg = self._given(request.options)
         asked = request.sync_backend
         cfg.generator.inference_engine.weight_sync_backend = asked or cfg.generator.inference_engine.weight_sync_backend
-        made = await asyncio.to_thread(self.engine_arguments_of, cfg)
+        with nullcontext() if request.device else devices.none():
+            made = await asyncio.to_thread(self.engine_arguments_of, cfg)
         named = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
         keys = {field.name for field in dataclasses.fields(cfg.generator.inference_engine)}
         return messages.EngineArgumentsResult(

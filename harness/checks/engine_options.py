@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.errors import error_of
 from harness.contract.messages import SEVERAL_TEXTS
-from harness.records.recording import Call
+from harness.records.recording import Call, saying
 
 NOT_TOLD = "the stack does not say what it starts its engines with"
 SHOWN = 12
@@ -103,6 +103,36 @@ SYNC_BACKEND = Check(
     errors_of=EVERY,
     source='SkyRL documentation, Configuration Overview, weight_sync_backend: "Currently, we support nccl and gloo"',
     judge=_judge_backend,
+)
+
+
+def _judge_driver(evidence: Evidence) -> Finding:
+    calls = evidence.calls("engine_arguments")
+    plain = next((call.result for call in calls if call.result is not None and call.request.get("device", True)), None)
+    asked = [call for call in calls if not call.request.get("device", True)]
+    if plain is None or not asked:
+        return untestable(NOT_TOLD)
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for call in asked:
+        error, message, status = error_of(call)
+        got = {} if call.result is None else call.result["arguments"]
+        others = sorted(name for name, value in plain["arguments"].items() if got.get(name) != value)
+        if error is not None:
+            said = f"a driver without an accelerator cannot configure engines: {saying(error, message, status)}"
+            wrong.append((said, {"said": message}))
+        elif others:
+            shown = {name: [plain["arguments"][name], got.get(name)] for name in others[:SHOWN]}
+            wrong.append(("a driver without an accelerator configures engines otherwise", shown))
+    return concluded(len(plain["arguments"]) * len(asked), wrong)
+
+
+DRIVER_WITHOUT_A_DEVICE = Check(
+    name="driver_without_a_device",
+    fault="the command line of engines on other nodes is made with the driver's own device: a head node without one starts no stack",
+    next_step="look at what the driver asks its own vLLM for when it makes the engines' arguments",
+    errors_of=EVERY,
+    source='SkyRL 0.3.0, build_vllm_cli_args: "This function may run a GPU-less Ray head node"',
+    judge=_judge_driver,
 )
 
 

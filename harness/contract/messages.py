@@ -529,10 +529,12 @@ Scalar = bool | int | float | str | None
 
 class EngineArgumentsRequest(Message, frozen=True, kw_only=True):
     """What would engines be started with, if the configuration gave these `options` to the engine beside its own, and named this
-    backend for weight syncs (SkyRL, weight_sync_backend; None: its own)? Starts nothing."""
+    backend for weight syncs (SkyRL, weight_sync_backend; None: its own)? Starts nothing. `device`: False asks on a driver that finds
+    no accelerator, such as the head node of a cluster whose engines run elsewhere."""
 
     options: dict[str, bool | int | float] = {}
     sync_backend: str | None = None
+    device: bool = True
 
 
 class EngineArgumentsResult(Message, frozen=True, kw_only=True):

@@ -412,6 +412,11 @@ class Calls(ABC):
         request = messages.EngineArgumentsRequest(options=options)
         return await self._call("engine_arguments", request, messages.EngineArgumentsResult)
 
+    async def engine_arguments_without_a_device(self) -> messages.EngineArgumentsResult:
+        """The same on a driver that finds no accelerator of its own."""
+        request = messages.EngineArgumentsRequest(device=False)
+        return await self._call("engine_arguments", request, messages.EngineArgumentsResult)
+
     async def sync_backend(self, named: str) -> str | None:
         """The backend by which weights would travel, if the configuration named this one."""
         request = messages.EngineArgumentsRequest(sync_backend=named)

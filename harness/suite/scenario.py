@@ -52,7 +52,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def once(self) -> bool:
         """True if it is driven last, and without a twin."""
-        return self.spoils or self.bulk
+        return bool(self.marks)
 
     def by_default(self, topology: str) -> bool:
         """True if a run drives it there without being asked for more than its wave."""

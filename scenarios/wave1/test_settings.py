@@ -7,7 +7,7 @@ import string
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS, SYNC_BACKEND
+from harness.checks.engine_options import DRIVER_WITHOUT_A_DEVICE, ENGINE_OPTIONS, SERVING_OPTIONS, SYNC_BACKEND
 from harness.checks.left_out import LEFT_OUT
 from harness.checks.overrides import CONFIGURED_SAMPLING, CONTRADICTION, CONTRADICTIONS, OVERRIDES, VALID
 from harness.checks.settings import SETTINGS
@@ -65,6 +65,19 @@ async def test_the_backend_of_weight_syncs(stack: Stack, prompts: Prompts) -> No
     """SkyRL documentation, Configuration Overview, weight_sync_backend. The last one is misspelt. No engine starts."""
     for backend in ("nccl", "gloo", misspelt("nccl")):
         await stack.attempt(stack.sync_backend(backend))
+
+
+@scenario(
+    task=0,
+    promise="a driver without an accelerator configures engines as any other does",
+    needs={Capability.ENGINE_OPTIONS},
+    checks=[DRIVER_WITHOUT_A_DEVICE],
+)
+async def test_a_driver_without_a_device(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
+    """Ray documentation, Cluster Key Concepts: drivers run on the head node, which needs no GPU; SkyRL 0.3.0, build_vllm_cli_args:
+    "This function may run a GPU-less Ray head node". No engine starts."""
+    await stack.engine_arguments()
+    await stack.attempt(stack.engine_arguments_without_a_device())
 
 
 def others(value: Scalar) -> list[Scalar]:

@@ -71,6 +71,27 @@ class RefusedOptionUnnamed(Engine):
             raise TypeError("the engine cannot be configured") from e
 
 
+@seeded("driver_needs_a_device", caught_by=["driver_without_a_device"])
+class DriverNeedsADevice(Client):
+    """The engines' arguments are made with the driver's own device."""
+
+    def arguments(self, engine: Engine, options: Mapping[str, bool | float], *, device: bool) -> Arguments:
+        if not device:
+            self.fired += 1
+            raise RuntimeError("Failed to infer device type")
+        return super().arguments(engine, options, device=device)
+
+
+@seeded("driver_needs_a_device", "other_arguments", caught_by=["driver_without_a_device"])
+class DriversDeviceDecides(Client):
+    """A driver without a device gives the engines other arguments."""
+
+    def arguments(self, engine: Engine, options: Mapping[str, bool | float], *, device: bool) -> Arguments:
+        made = super().arguments(engine, options, device=device)
+        self.fired += not device
+        return made if device else {**made, LOST: 1}
+
+
 @seeded("sync_backend_replaced", caught_by=["sync_backend"])
 class SyncBackendReplaced(Client):
     """Weights travel by one backend, whatever the configuration names."""
