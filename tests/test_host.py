@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import msgspec
@@ -229,22 +230,30 @@ async def test_the_scratch_folder_is_short_enough_for_sockets(hosts: MakeHost, m
     await up(hosts())
 
 
+async def test_a_crowd_of_calls_some_of_them_cancelled_leaves_no_connection(hosts: MakeHost):
+    """A connection that is left open is garbage later, and a warning in whatever runs then."""
+    host = await up(hosts())
+    before = psutil.Process().num_fds()
+    await asyncio.gather(*(host.call("generate", GENERATE, 60) for _ in range(40)))
+    for steps in range(12):
+        call = asyncio.create_task(host.call("generate", GENERATE, 60))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait({call})
+    await host.call("generate", GENERATE, 60)
+    await asyncio.sleep(0)  # a cancelled call closes its connection in the loop's next step
+    assert psutil.Process().num_fds() == before
+
+
 # --- answers that no real socket can give
 
 
-@asynccontextmanager
-async def called_through(host: HostProcess, client: httpx.AsyncClient) -> AsyncIterator[None]:
-    """Sends all calls through another client. The host's own is back afterwards, for the teardown."""
-    own, host._client = host._client, client
-    try:
-        async with client:
-            yield
-    finally:
-        host._client = own
-
-
-def off_the_socket(host: HostProcess) -> AbstractAsyncContextManager[None]:
-    return called_through(host, httpx.AsyncClient(base_url="http://host"))
+@contextmanager
+def called_through(host: HostProcess, **where: str) -> Iterator[None]:
+    """Sends all calls elsewhere. The host's own socket is back afterwards, for the teardown."""
+    with mock.patch.object(host, "_connection", side_effect=lambda: httpx.AsyncHTTPTransport(**where)):
+        yield
 
 
 GENERATED = b'{"result": {"response_ids": [[5]], "responses": ["a"], "stop_reasons": ["stop"]}'
@@ -282,9 +291,9 @@ async def test_an_answer_that_cannot_be_read_is_the_harnesss_fault_and_ends_the_
     monkeypatch.setattr("harness.driving.process.DEATH_S", 0.1)
     with respx.mock(base_url="http://host") as wire:
         wire.post("/call/generate").respond(status, content=content)
-        async with off_the_socket(host):
-            with pytest.raises(StackDied, match=r"the host's answer to generate .* cannot be read") as broken:
-                await host.call("generate", GENERATE, 60)
+        said = r"the host's answer to generate .* cannot be read"
+        with called_through(host), pytest.raises(StackDied, match=said) as broken:
+            await host.call("generate", GENERATE, 60)
     assert broken.value.blame == Blame.HARNESS
     assert before.left() == []
 
@@ -320,7 +329,7 @@ async def test_a_result_may_come_with_word_of_a_death_which_is_not_forgotten(hos
                 httpx.Response(200, content=GENERATED + b"}"),
             ]
         )
-        async with off_the_socket(host):
+        with called_through(host):
             for _ in range(2):
                 assert isinstance(await host.call("generate", GENERATE, 60), Generation)
                 assert host.died == "no engine of ours (pid 1) died"
@@ -332,9 +341,11 @@ async def test_a_broken_connection_of_a_living_host_ends_it(hosts: MakeHost, mon
     before = seen(host)
     with respx.mock(base_url="http://host") as wire:
         wire.post("/call/generate").mock(side_effect=httpx.RemoteProtocolError("half an answer"))
-        async with off_the_socket(host):
-            with pytest.raises(StackDied, match=r"connection broke during generate \(RemoteProtocolError\)"):
-                await host.call("generate", GENERATE, 60)
+        with (
+            called_through(host),
+            pytest.raises(StackDied, match=r"connection broke during generate \(RemoteProtocolError\)"),
+        ):
+            await host.call("generate", GENERATE, 60)
     assert before.left() == []
 
 
@@ -354,10 +365,9 @@ async def answered_by(host: HostProcess, answer: Answer, path: Path) -> AsyncIte
             await answer(reader, writer)
         writer.close()
 
-    transport = httpx.AsyncHTTPTransport(uds=str(path))
-    client = httpx.AsyncClient(transport=transport, base_url="http://host", timeout=None)
-    async with await asyncio.start_unix_server(serve, path=path), called_through(host, client):
-        yield
+    async with await asyncio.start_unix_server(serve, path=path):
+        with called_through(host, uds=str(path)):
+            yield
 
 
 def half(length: int) -> Answer:

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ from harness.machine.processes import Usage, marked, usage_below
 from harness.records.recording import Raw
 
 SOCKET_DEADLINE_S = 60.0
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""httpx wants one for each transport, also for those that need none, and takes a third of a millisecond to make it."""
 FAREWELL_DEADLINE_S = 30.0
 DEATH_S = 5.0
 """Seconds to wait for the end of a host whose connection broke, so that its exit status is known."""
@@ -293,7 +296,6 @@ class HostProcess:
         self.outlives = False
         """As in `HostHandle`."""
         self._supervisor: Supervisor | None = None
-        self._client: httpx.AsyncClient | None = None
         self._watch: asyncio.Task[None] | None = None
         """Ends with the host. One for all calls: thousands may be in flight."""
         self._farewell: Farewell | None = None
@@ -340,11 +342,6 @@ class HostProcess:
             self.logs.mkdir(parents=True, exist_ok=True)
             start = Child if self._idle_s is None else Holder.started
             self._supervisor = start(self._job(), marked(self._run, kept=self._idle_s is not None))
-        self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(self._socket), limits=httpx.Limits(max_connections=None)),
-            base_url="http://host",
-            timeout=None,
-        )
         deadline = time.monotonic() + SOCKET_DEADLINE_S
         while time.monotonic() < deadline:
             if self._supervisor.ended:
@@ -354,8 +351,9 @@ class HostProcess:
                     next_step=f"read {self.log}",
                 )
             try:
-                await self._client.get("/alive", timeout=5)
-            except httpx.TransportError:
+                async with asyncio.timeout(5):
+                    await self._answer("GET", "/alive")
+            except (httpx.TransportError, TimeoutError):
                 await asyncio.sleep(0.05)
             else:
                 return
@@ -406,9 +404,8 @@ class HostProcess:
 
         After `deadline_s` seconds it kills the host with all its processes: a later answer would be useless.
         """
-        assert self._client is not None, "launch comes first"
-        body = msgspec.json.encode(request)
-        answer = asyncio.ensure_future(self._client.post(f"/call/{method}", content=body))
+        assert self._supervisor is not None, "launch comes first"
+        answer = asyncio.ensure_future(self._answer("POST", f"/call/{method}", msgspec.json.encode(request)))
         if self._watch is None:
             self._watch = asyncio.create_task(self._until_ended())
         ended = self._watch
@@ -441,6 +438,20 @@ class HostProcess:
         if answered.error is not None:
             raise as_stack_error(answered.error, self.log)
         return answered.result
+
+    async def _answer(self, verb: str, path: str, body: bytes = b"") -> httpx.Response:
+        """The host's answer, by a connection of its own.
+
+        A pool would keep those that a crowd of calls leaves, and would close them all in one later call. If the caller of that one is
+        cancelled meanwhile, the rest of them stays open (httpcore 1.0.9, AsyncConnectionPool._close_connections).
+        """
+        async with self._connection() as connection:
+            answer = await connection.handle_async_request(httpx.Request(verb, f"http://host{path}", content=body))
+            await answer.aread()
+            return answer
+
+    def _connection(self) -> httpx.AsyncHTTPTransport:
+        return httpx.AsyncHTTPTransport(uds=str(self._socket), verify=_NO_TLS)
 
     async def _until_ended(self) -> None:
         assert self._supervisor is not None
@@ -483,8 +494,6 @@ class HostProcess:
             except StackError as e:
                 with self.log.open("a") as log:
                     print(f"[driver] teardown: {e}", file=log)
-        if self._client is not None:
-            await self._client.aclose()
         if self._watch is not None:
             self._watch.cancel()
         if running and self.outlives and isinstance(self._supervisor, Holder):
