@@ -75,6 +75,10 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
         lambda _row, given, seen: _same(max(given, 0.01) if given > 0 else given, seen),
     ),
     "top_k": ("-1 and 0 both mean all tokens", lambda _row, given, seen: max(given, 0) == max(seen, 0)),
+    "thinking_token_budget": (
+        "-1 is unlimited, as null is",
+        lambda _row, given, seen: seen == (None if given == -1 else given),
+    ),
     "stop": ("a single stop string is a list of one", lambda _row, given, seen: _as_list(given) == _as_list(seen)),
     "stop_token_ids": ("the model's own end tokens are added", lambda _row, given, seen: set(given) == set(seen)),
     "bad_words": ("none is an empty list", lambda _row, given, seen: list(given or ()) == list(seen or ())),
@@ -131,7 +135,7 @@ def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[t
             # Fields of an OpenAI body that are not sampling parameters (model, messages, …) are judged by other checks.
             if row.call.method in LISTS:
                 seen = execution.sampling_params.get(field)
-                yield field, given, seen, given == seen or (field in OBJECTS and seen is not None)
+                yield field, given, seen, _right(row, field, given, seen) or (field in OBJECTS and seen is not None)
             continue
         seen = execution.sampling_params.get(at, ENGINE_DEFAULTS[at])
         if at == "stop_token_ids":

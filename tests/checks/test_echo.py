@@ -38,6 +38,7 @@ def one_call(given: dict, at_engine: dict, method: str = "generate") -> Scene:
         ({"repetition_penalty": 1.0, "ignore_eos": False}, {}),
         ({"logit_bias": {"5": 200.0}}, {"logit_bias": {5: 100.0}}),
         ({"structured_outputs": {"choice": ["1"]}}, {"structured_outputs": "<StructuredOutputsParams>"}),
+        ({"thinking_token_budget": -1}, {"thinking_token_budget": None}),
     ],
 )
 def test_what_was_given_and_its_translations_pass(given, at_engine):
@@ -50,6 +51,7 @@ def test_what_was_given_and_its_translations_pass(given, at_engine):
         ({"top_k": 5, "temperature": 1.0}, {"temperature": 1.0}, "top_k"),
         ({"min_p": 0.1}, {"min_p": 0.0}, "min_p"),
         ({"seed": 3}, {"seed": 9}, "seed"),
+        ({"thinking_token_budget": 3}, {"thinking_token_budget": None}, "thinking_token_budget"),
         ({"stop": ["x"]}, {"stop": []}, "stop"),
         ({"max_tokens": 400}, {"max_tokens": 16}, "max_tokens"),
         ({"ignore_eos": True}, {}, "ignore_eos"),
