@@ -203,9 +203,10 @@ def test_a_run_is_red_in_the_gap_alone_when_engines_of_the_candidate_are_off_wit
     scenario, logprob = declared()[name], Engine.logprob
     options = Options(baseline=pair[0], candidate=pair[1], engine="cpu", start="fork", run_dir=tmp_path / "run")
     session = Session(options, silent)
-    session.drive(scenario, Seat(target=pair[0], topology=scenario.driven_in(2)[0]), body(name))
     monkeypatch.setattr(Engine, "logprob", lambda *about: logprob(*about) - off)
     session.drive(scenario, Seat(target=pair[1], topology=scenario.driven_in(2)[0]), body(name))
+    monkeypatch.undo()
+    session.drive(scenario, Seat(target=pair[0], topology=scenario.driven_in(2)[0]), body(name))
     session.close()
     judged = judge_run(tmp_path / "run")
     assert [v.check for v in judged.verdicts if v.red] == ([gaps.CHECK] if off else [])
