@@ -202,6 +202,8 @@ def test_what_was_selected_and_not_recorded_is_refused(base, names, tmp_path):
 def test_a_recording_without_any_twin_is_refused_unless_none_is_wanted(names, tmp_path):
     alone = drive(tmp_path / "alone", names[:1], stacks=["miniature"])
     refused(tmp_path, alone, names[:1], UsageError, "has no twin of any selected scenario on miniature: no noise floor")
+    [spoils] = [name for name in names if catalogue.declared()[name].once]
+    drive(tmp_path / "spoils", [spoils], recorded=drive(tmp_path / "once", [spoils], stacks=["miniature"]))
     judgement = judge_run(drive(tmp_path / "run", names[:1], recorded=alone, twin=False), today=TODAY)
     assert not [floor for floor in judgement.noise if floor.check == "outputs.logprobs"]
 

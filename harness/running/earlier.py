@@ -183,9 +183,10 @@ class Baseline:
             )
 
     def refuse_without_any_twin(self) -> None:
-        """Raises UsageError for a recording in which no selected scenario has a second take: it shows no noise."""
-        taken = [seat.takes(name) for topology, seat in self.seats.items() for name in self.selected[topology]]
-        if taken and not any(len(takes) > 1 for takes in taken):
+        """Raises UsageError for a recording in which selected scenarios could have a second take, and none has: it shows no noise."""
+        selected = ((seat, name) for topology, seat in self.seats.items() for name in self.selected[topology])
+        takes = [len(seat.takes(name)) for seat, name in selected if not declared()[name].once]
+        if max(takes, default=0) == 1:
             raise UsageError(
                 f"{self.run.path} has no twin of any selected scenario on {self.target}: no noise floor",
                 next_step=f"{self._again}; or add --no-twin, which compares no log-probabilities",

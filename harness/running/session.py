@@ -37,7 +37,8 @@ from harness.driving.process import HostProcess
 from harness.driving.stack import CLEAN_ROOM_DEADLINE_S, Stack
 from harness.judging import judge, partings
 from harness.judging.noise import noise_floors
-from harness.judging.recorded import Judging, Recorded, with_twins
+from harness.judging.parity import Side
+from harness.judging.recorded import Alone, Judging, Recorded, with_twins
 from harness.machine import checkouts, environments, kept, routers
 from harness.machine.git import run_git
 from harness.machine.kept import Kept
@@ -369,6 +370,7 @@ class Session:
         A scenario whose required capabilities the target does not declare is `missing`, without a start. The candidate comes first:
         where the baseline's first take differs from it, a second one tells what is noise.
         """
+        takes = 0
         if (earlier := self._taken.get(seat.name)) is not None:
             for take in earlier.takes(scenario.name):
                 self._consult(seat.topology)
@@ -379,12 +381,16 @@ class Session:
                 takes = self.options.takes(seat.target, once=scenario.once)
                 for take in range(1, takes + 1):
                     self._take(scenario, seat, take, body)
-                if takes == 1 and self._wants_twin(scenario, seat):
-                    self._take(scenario, seat, 2, body)
+        alone = self._alone(scenario, seat)
+        if takes == 1 and self._wants_twin(scenario, seat, alone.side):
+            self._take(scenario, seat, 2, body)
+            alone = self._alone(scenario, seat)
+        self._verdicts[scenario.name, seat.name] = alone.verdicts
+        return alone.verdicts
+
+    def _alone(self, scenario: Scenario, seat: Seat) -> Alone:
         with self.timed("judge"):
-            verdicts = self._judging(seat.topology).alone(scenario, seat.target).verdicts
-        self._verdicts[scenario.name, seat.name] = verdicts
-        return verdicts
+            return self._judging(seat.topology).alone(scenario, seat.target)
 
     def _take(self, scenario: Scenario, seat: Seat, take: int, body: Callable[[Stack], Awaitable[None]]) -> None:
         stack = self._live(seat)
@@ -400,14 +406,13 @@ class Session:
         assert self._recorder is not None
         self._ask_the_oracle(scenario, self._recorder.index.trace(scenario.name, take))
 
-    def _wants_twin(self, scenario: Scenario, seat: Seat) -> bool:
+    def _wants_twin(self, scenario: Scenario, seat: Seat, side: Side) -> bool:
         options = self.options
         if not options.compares or options.twin is False or seat.target != options.baseline or scenario.once:
             return False
         self._ask_where_they_part(scenario, seat.topology)
         with self.timed("judge"):
-            judging = self._judging(seat.topology)
-            return judging.wants_twin(scenario, judging.alone(scenario, seat.target).side)
+            return self._judging(seat.topology).wants_twin(scenario, side)
 
     def _not_driven(self, scenario: Scenario, take: int, error: CallError) -> None:
         recorder = self._recorder
