@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,11 +12,11 @@ from fixtures.request_fields import VALID, Case, in_pairs, of_its_type, of_other
 from harness.checks.matching import SHAPING
 from harness.checks.request_fields import AS_IT_IS, FIELD_PAIRS, REQUEST_FIELDS
 from harness.contract.capability import Capability
-from harness.contract.errors import NotOffered
+from harness.contract.errors import CallFailed, NotOffered
 from harness.contract.messages import HttpRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
-from scenarios.requests import one_by_one
+from scenarios.requests import GREEDY, SPREAD, one_by_one
 
 PARAMS: dict[str, Any] = {"max_tokens": 3, "temperature": 1.0, "seed": 7}
 INPUT = frozenset({"model", "messages", "prompt", "use_beam_search"})
@@ -28,8 +27,7 @@ engine, or they show numbers, whose last digits depend on what else its engine c
 STREAMS = frozenset({"stream", "stream_options"})
 """Left out of pairs that the Python client is asked for: it asks half a minute for each. The address streams."""
 ORDER = 1
-"""Seed of the order, in which records come last: they break most. Values of one field do not follow each other: after some server
-errors in a row a router takes the server for dead."""
+"""Seed of the order, in which records come last: they break most."""
 
 AT_ONCE = 16
 """Requests in flight when pairs are asked for: their values are mild, so that few break anything."""
@@ -73,10 +71,17 @@ def by_http(path: str) -> Send:
     return by_address
 
 
-async def offered(stack: Stack, call: Coroutine[Any, Any, Any]) -> None:
-    """Make the call; a value that asks for a capability which the stack does not declare is not sent."""
-    with contextlib.suppress(NotOffered):
-        await stack.attempt(call)
+async def tried(stack: Stack, prompts: Prompts, call: Coroutine[Any, Any, Any]) -> None:
+    """Make the call; a value that asks for a capability which the stack does not declare is not sent. After a server error each
+    server gets good requests: a router takes a server for dead after some errors in a row, and the next cases would meet that."""
+    try:
+        answer = await call
+    except NotOffered:
+        return
+    except CallFailed:
+        answer = None
+    if answer is None or getattr(answer, "status", 0) >= 500:
+        await stack.attempt(stack.generate(prompts.unique(SPREAD), max_tokens=1, **GREEDY))
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -151,8 +156,9 @@ async def every_pair(stack: Stack, prompts: Prompts, *, send: Send, call: str, w
 async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_once: int = 1) -> None:
     """Each case in a request. Of several at once every third is a batch."""
     calls = (
-        offered(
+        tried(
             stack,
+            prompts,
             send(stack, prompts, 2 if at_once > 1 and number % 3 == 0 else 1)({**PARAMS, **case.values}, case.label),
         )
         for number, case in enumerate(cases)
