@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 
 from backends.miniature import model, parameters, tokenizer, trainer
+from backends.miniature.deltas import Deltas
 from backends.miniature.engine import BadRequest, Engine, Output
 from backends.miniature.router import HopBroken, Router
+from backends.miniature.trainer import Publisher
 from backends.policies import megatron
 from harness.contract.messages import (
     NOBODY,
@@ -99,6 +101,8 @@ class Client:
         """Name under which requests ask for the base model."""
         self.key = ""
         """The key for the engines' API in the environment; empty if there is none."""
+        self.publisher: Publisher | None = None
+        """Where syncs go by a shared disk."""
 
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
@@ -498,11 +502,30 @@ class Client:
 
     async def send(self, pieces: list[model.Parameters], *, whole: bool = True) -> None:
         """Send these pieces to all servers. `whole` is True if they complete the sync."""
+        if self.publisher is not None:
+            if whole:
+                await self.load(self.publisher.publish(pieces))
+            return
         await self.everywhere("start_weight_update")
         for piece in pieces:
             await self.everywhere("update_weights", names=list(piece), tensors=piece)
         if whole:
             await self.everywhere("finish_weight_update")
+
+    async def load(self, deltas: Deltas) -> None:
+        """Every server applies to its checkpoint what was published, and loads that."""
+        await self.everywhere("start_weight_update")
+        for delta in deltas:
+            await self.everywhere("load_delta_weights", delta=delta)
+        await self.everywhere("finish_weight_update")
+
+    def join(self) -> None:
+        """A trainer that joins begins with the checkpoint that it was given, and so do the servers."""
+        if self.publisher is not None:
+            base = trainer.parameters(0, self.policies)
+            self.publisher = Publisher(base)
+            for engine in self.engines:
+                engine.checkpoint = dict(base)
 
     async def sent_by_worker(self, _training: Training) -> None:
         """The worker of any kind of training drops the prefix cache once it has sent the parameters."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.miniature import model, parameters, tokenizer
+from backends.miniature import deltas, model, parameters, tokenizer
 from backends.miniature.tokenizer import EOS
 from harness.contract.clock import now_ns
 from harness.contract.delays import delay_s
@@ -141,6 +141,8 @@ class Engine:
     """False: its tokenizer leaves out a space at the beginning of a text."""
     processed = False
     """True if log-probabilities are those after temperature and filters (vLLM, logprobs_mode)."""
+    checkpoint: dict[str, model.Array]
+    """What it loads from in syncs by a shared disk, from when a trainer joins."""
 
     def __init__(
         self,
@@ -687,6 +689,12 @@ class Engine:
             if not self.fits(name, tensor):
                 raise BadRequest(f"no parameter {name} of shape {tensor.shape}")
         self._staged.update({name: tensors[name] for name in names})
+
+    async def load_delta_weights(self, *, delta: dict[str, model.Array]) -> None:
+        """One chunk of a sync by a shared disk: change the checkpoint, and load what has changed."""
+        changed = {name: deltas.applied(self.checkpoint[name], bits) for name, bits in delta.items()}
+        self.checkpoint.update(changed)
+        await self.update_weights(names=list(changed), tensors=changed)
 
     def fits(self, name: str, tensor: model.Array) -> bool:
         """True if the model has a parameter of this name and shape."""

@@ -20,7 +20,7 @@ from backends.miniature.parameters import PARAMETERS
 from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.runs import Run
 from backends.miniature.staleness import StalenessManager
-from backends.miniature.trainer import Trainer
+from backends.miniature.trainer import Publisher, Trainer
 from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.topology import KEY, Placement, Topology
@@ -97,11 +97,13 @@ class Miniature:
         self._gone: list[Client] = []
         self.client.policies = request.policies
         self.client.takes_adapters = request.topology.lora
+        self.client.publisher = Publisher({}) if request.topology.deltas else None
         self.client.key = KEY if request.topology.keyed else ""
         for engine in self.engines:
             engine.key = self.client.key
         self.client.recommended = tokenizer.of(request.topology.model).sampling
         self.client.connect(self.router, self.engines)
+        self.client.join()
         self.interface = parts.interface(self.client)
         raw.watch(parts.generator, "generator")
         self.generator = parts.generator()
@@ -125,8 +127,8 @@ class Miniature:
         )
 
     def _not_here(self) -> frozenset[Capability]:
-        """Capabilities that this start lacks. Only a quantized topology has quantized weights. Only colocated engines have CUDA IPC
-        and device memory."""
+        """Capabilities that this start lacks. Only a quantized topology has quantized weights, and only one that says so syncs by
+        a shared disk. Only colocated engines have CUDA IPC and device memory."""
         quantized = self.request.topology.quantization is not None
         colocated = self.request.topology.placement is Placement.COLOCATED
         offered = {
@@ -134,6 +136,7 @@ class Miniature:
             Capability.QUANTIZED_SYNC: quantized,
             Capability.CUDA_IPC: colocated,
             Capability.DEVICE_MEMORY: colocated,
+            Capability.DELTA_SYNC: self.request.topology.deltas,
         }
         return frozenset(capability for capability, here in offered.items() if not here)
 
@@ -263,7 +266,7 @@ class Miniature:
     # --- weights and client
 
     async def prepare_weight_sync(self, _request: messages.Empty) -> None:
-        """There is no group to join."""
+        self.client.join()
 
     async def sync_weights(self, request: messages.SyncWeightsRequest) -> None:
         if request.sparse:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.miniature import model
-from backends.miniature.engine import STEP_S, Engine
+from backends.miniature import deltas, model
+from backends.miniature.engine import STEP_S, BadRequest, Engine
 from backends.policies import versions as policy
 from backends.policies.megatron import Rule, Sharding
 from harness.contract.messages import FIRST_TRAINED, TrainRequest, TrainResult
@@ -65,6 +65,26 @@ def keep(tensors: model.Parameters, policies: str) -> int:
             np.savez(to, allow_pickle=False, **dict(tensors))
         unfinished.replace(file)
     return number
+
+
+class Publisher:
+    """What a trainer writes to a disk that it shares with the servers, each of which has the checkpoint that it began with."""
+
+    def __init__(self, checkpoint: model.Parameters) -> None:
+        self.published = dict(checkpoint)
+        """What the servers' checkpoints hold."""
+
+    def publish(self, pieces: Sequence[model.Parameters]) -> deltas.Deltas:
+        """The next version. Raises BadRequest for a tensor that the checkpoint does not have, or has in another shape."""
+        found: deltas.Deltas = []
+        for piece in pieces:
+            for name, tensor in piece.items():
+                if name not in self.published or self.published[name].shape != tensor.shape:
+                    raise BadRequest(f"no parameter {name} of shape {tensor.shape}")
+            found.append({name: deltas.between(self.published[name], tensor) for name, tensor in piece.items()})
+        for piece in pieces:
+            self.published.update(piece)
+        return found
 
 
 class Trainer:

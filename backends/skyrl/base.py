@@ -303,8 +303,11 @@ class SkyRLStack(VllmStack):
             self.notes += [EXPERTS_NOTE] if self.returns_experts else []
         if Capability.CONFIGURED_ADDRESS in self.capabilities():
             endpoint.open_on_loopback(engine)
-        extra: dict[str, Any] = {"max_model_len": request.max_model_len, **TOOLS}
-        extra |= lora.more_engine_arguments(cfg, topology.kept_adapters, experts=self.has_experts)
+        extra: dict[str, Any] = {
+            "max_model_len": request.max_model_len,
+            **TOOLS,
+            **lora.more_engine_arguments(cfg, topology.kept_adapters, experts=self.has_experts),
+        }
         extra |= {"logprobs_mode": "processed_logprobs"} if topology.processed else {}
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
@@ -321,7 +324,22 @@ class SkyRLStack(VllmStack):
                 extra["kv_cache_memory_bytes"] = SHARED_CACHE_BYTES
                 self.notes.append(SHARED_GPU_NOTE.format(self.devices.workers_per_gpu))
         engine.engine_init_kwargs = extra
+        self._by_deltas(engine, Path(request.scratch) / "deltas")
         return cfg
+
+    def _by_deltas(self, engine: Any, kept: Path) -> None:
+        """Where the topology says so, weights go by this folder, as changes to a checkpoint (SkyRL documentation, Delta Weight
+        Sync)."""
+        if not self.request.topology.deltas:
+            return
+        from skyrl.train.config.config import DeltaWeightSyncConfig
+
+        engine.weight_sync_backend = "delta"
+        engine.delta_weight_sync = DeltaWeightSyncConfig(
+            sync_dir=str(kept / "published"),
+            local_checkpoint_dir=str(kept / "of-servers"),
+            publish_staging_dir=str(kept / "staged"),
+        )
 
     def configuration_of(self, request: messages.ClientLifeRequest) -> Any:
         """A copy of the configuration, as a new client's owner has it."""
@@ -434,6 +452,7 @@ class SkyRLStack(VllmStack):
         lacking = frozenset() if topology.lora else lora.OF_ADAPTERS
         lacking |= {Capability.CONFIGURED_ADDRESS} if self.request.start == "fork" else frozenset()
         lacking |= ONLY_QUANTIZED if topology.quantization is None else frozenset()
+        lacking |= frozenset() if topology.deltas else {Capability.DELTA_SYNC}
         synced = Capability.QUANTIZED_SYNC in self.request.capabilities
         if topology.lora or topology.plain or (topology.quantization is not None and not synced):
             lacking |= NEEDS_A_SYNC

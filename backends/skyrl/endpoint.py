@@ -81,9 +81,13 @@ class InProcess:
             transport=httpx.ASGITransport(_shipped().create_app(), raise_app_exceptions=False)
         )
 
-    async def http(self, client: Any, request: HttpRequest) -> HttpResponse:
+    def serve(self, client: Any) -> None:
+        """Answer by this client from now on. Told twice, it changes nothing: a later client may have taken the endpoint over."""
         if client is not self._over:
             self._over = client
             _shipped().set_global_state(client, None)
+
+    async def http(self, client: Any, request: HttpRequest) -> HttpResponse:
+        self.serve(client)
         with raw.aside():  # as over a socket, the endpoint calls the client, not the adapter
             return await passed_on(self._client, "http://endpoint", request)

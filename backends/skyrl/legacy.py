@@ -102,6 +102,8 @@ class LegacyStack(SkyRLStack):
         else:
             self._engines = await asyncio.to_thread(self._engines_in_process)
             self.client = await asyncio.to_thread(self._make_client, self._tapped(self._engines), engine_cfg)
+        if self._endpoint is not None:
+            self._endpoint.serve(self.client)  # as the client that starts it, before any later one is made
         self._first, self._served = self.client, endpoint.served()
         if self.sleeps_at_start:
             self.notes.append(entry.SLEEP_NOTE)

@@ -208,7 +208,8 @@ class ByEngine:
         await asyncio.to_thread(_on_device, self._device, self.engine.send_weights)
 
     def leave(self) -> None:
-        group, self.engine.model_update_group = self.engine.model_update_group, None
+        group: Any = getattr(self.engine, "model_update_group", None)
+        self.engine.model_update_group = None
         if hasattr(group, "close"):
             group.close()
 

@@ -150,6 +150,8 @@ class Capability(StrEnum):
     """Engines hold quantized weights and generate (FlashRL). SkyRL #1014, task 12: "FlashRL engine creation works"."""
     QUANTIZED_SYNC = "quantized_sync"
     """Quantized engines take full-precision weights in a sync. SkyRL #1014, task 12: "Weight sync works with quantized models"."""
+    DELTA_SYNC = "delta_sync"
+    """A sync may be written to a shared disk, as what changed since the last one. SkyRL documentation, Delta Weight Sync."""
     KILL_SERVER = "kill_server"
     """The harness may kill a server out of band and call the stack afterwards. SkyRL #899, review of `/health`."""
     DELAYS = "delays"

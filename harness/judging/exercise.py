@@ -66,6 +66,7 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
             found.add(Capability.QUANTIZED_SYNC)
     if any(call.method == "sync_weights" for call in own):
         found |= {Capability.NATIVE_WEIGHT_SYNC} & promised
+        found |= {Capability.DELTA_SYNC} if trace.header.topology.deltas else set()
     if _asked_at_once(own) > REQUEST_CAP * len(trace.header.servers):
         found |= {Capability.REQUEST_CAP} & promised
     breaks = [call.request.get("fault") or {} for call in own if call.method == "break_hop"]

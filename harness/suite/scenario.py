@@ -175,23 +175,41 @@ def under_delays(function: F) -> F:
     """The same scenario under an adverse schedule, as one more scenario: messages to the engines wait, each for its own time.
 
     It is driven in the first of its topologies. Assign it in the module of `function`, under that name with "_under_delays"."""
-    declared: Scenario = getattr(function, ATTRIBUTE)
 
     @wraps(function)
     async def late(stack: Any, prompts: Any) -> None:
         await stack.delay(LATE_SEED)
         await function(stack=stack, prompts=prompts)
 
-    late.__name__ = f"{function.__name__}_under_delays"
+    too = "also if messages reach the servers late, each by another time"
+    declared: Scenario = getattr(function, ATTRIBUTE)
+    return _also(cast(F, late), "under_delays", too, needs=Capability.DELAYS, topologies=declared.topologies[:1])
+
+
+def by_deltas(function: F) -> F:
+    """The same scenario where weights come by a shared disk, as one more scenario. Assign it in the module of `function`, under that
+    name with "_by_deltas"."""
+
+    @wraps(function)
+    async def again(stack: Any, prompts: Any) -> None:
+        await function(stack=stack, prompts=prompts)
+
+    too = "also if weights come as changes to a checkpoint, by a disk that all share"
+    return _also(cast(F, again), "by_deltas", too, needs=Capability.DELTA_SYNC, topologies=("deltas",))
+
+
+def _also(function: F, how: str, too: str, *, needs: Capability, topologies: tuple[str, ...]) -> F:
+    declared: Scenario = getattr(function, ATTRIBUTE)
+    function.__name__ = f"{function.__name__}_{how}"
     changed = msgspec.structs.replace(
         declared,
-        name=f"{declared.name}_under_delays",
-        promise=f"{declared.promise}; also if messages reach the servers late, each by another time",
-        needs=declared.needs | {Capability.DELAYS},
-        topologies=declared.topologies[:1],
+        name=f"{declared.name}_{how}",
+        promise=f"{declared.promise}; {too}",
+        needs=declared.needs | {needs},
+        topologies=topologies,
     )
-    setattr(late, ATTRIBUTE, changed)
-    return cast(F, late)
+    setattr(function, ATTRIBUTE, changed)
+    return function
 
 
 def declaration(function: Any) -> Scenario | None:

@@ -11,7 +11,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.contract.messages import Layout
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario, under_delays
+from harness.suite.scenario import by_deltas, scenario, under_delays
 from scenarios.pauses import interrupted
 from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long, sessions, sync_and_answer
 
@@ -167,3 +167,10 @@ async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) ->
 test_sync_reaches_every_parameter_of_every_server_under_delays = under_delays(
     test_sync_reaches_every_parameter_of_every_server
 )
+test_there_and_back_again_by_deltas = by_deltas(test_there_and_back_again)
+test_syncing_the_same_version_changes_nothing_by_deltas = by_deltas(test_syncing_the_same_version_changes_nothing)
+test_many_syncs_in_a_row_by_deltas = by_deltas(test_many_syncs_in_a_row)
+test_a_sync_in_chunks_equals_the_whole_by_deltas = by_deltas(test_a_sync_in_chunks_equals_the_whole)
+test_a_sync_of_some_parameters_by_deltas = by_deltas(test_a_sync_of_some_parameters)
+test_prefix_cache_is_fresh_after_a_sync_by_deltas = by_deltas(test_prefix_cache_is_fresh_after_a_sync)
+test_sync_while_requests_are_frozen_by_deltas = by_deltas(test_sync_while_requests_are_frozen)

@@ -18,12 +18,13 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.contract.messages import UNKNOWN, Unfit
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario, variants
+from harness.suite.scenario import by_deltas, scenario, variants
 from scenarios.pauses import interrupted
 from scenarios.requests import ANSWER, SPREAD, long, sync_and_answer
 
 SYNC = {Capability.WEIGHT_SYNC}
 NATIVE = {*SYNC, Capability.NATIVE_WEIGHT_SYNC}
+UNKNOWN_NAME = [names_error("unfit", UNKNOWN), FAILED_SYNC, HEALTHY, EVERY_PARAMETER, EXPLAINED]
 
 
 @scenario(
@@ -107,9 +108,12 @@ async def test_answers_after_a_failed_sync(stack: Stack, prompts: Prompts) -> No
 
 @variants(
     {
-        "test_a_parameter_of_another_name": {
+        "test_a_parameter_of_another_name": {"unfit": "name", "checks": UNKNOWN_NAME},
+        "test_a_parameter_of_another_name_by_deltas": {
             "unfit": "name",
-            "checks": [names_error("unfit", UNKNOWN), FAILED_SYNC, HEALTHY, EVERY_PARAMETER, EXPLAINED],
+            "checks": UNKNOWN_NAME,
+            "needs": {*SYNC, Capability.HEALTH, Capability.DELTA_SYNC},
+            "topologies": ["deltas"],
         },
         "test_a_parameter_of_another_shape": {
             "unfit": "shape",
@@ -198,3 +202,8 @@ async def test_a_failed_sync_leaves_the_pause_as_it_is(stack: Stack, prompts: Pr
     await stack.is_paused()
     await stack.health()
     await stack.generate(prompts.unique(SPREAD), **ANSWER)
+
+
+test_a_failed_sync_does_not_poison_the_next_by_deltas = by_deltas(test_a_failed_sync_does_not_poison_the_next)
+test_answers_after_a_failed_sync_by_deltas = by_deltas(test_answers_after_a_failed_sync)
+test_a_failed_sync_leaves_the_pause_as_it_is_by_deltas = by_deltas(test_a_failed_sync_leaves_the_pause_as_it_is)

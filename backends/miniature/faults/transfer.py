@@ -6,6 +6,7 @@ from typing import Any
 
 from backends.miniature import model
 from backends.miniature.client import Client
+from backends.miniature.deltas import Deltas
 from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import ROWS, Fact
@@ -174,3 +175,42 @@ class BroadcastThough(Engine):
         if self.name == ONE:
             self.fired += colocated
             self.transport = "broadcast"
+
+
+@seeded("deltas_on_another_checkpoint", "joined_again", caught_by=["every_parameter"], corrupts=Fact.POLICY)
+class CheckpointsOutliveTheTrainer(Client):
+    """A trainer that joins again writes what differs from the checkpoint it was given; servers apply that to their last version."""
+
+    def join(self) -> None:
+        held = [getattr(engine, "checkpoint", None) for engine in self.engines]
+        super().join()
+        for engine, checkpoint in zip(self.engines, held, strict=True):
+            if self.publisher is not None and checkpoint:
+                self.fired += 1
+                engine.checkpoint = checkpoint
+
+
+@seeded(
+    "deltas_on_another_checkpoint",
+    "one_server",
+    caught_by=["every_parameter", "uniform_servers"],
+    corrupts=Fact.POLICY,
+)
+class DeltaMissed(Engine):
+    """One server does not apply the second version that was written."""
+
+    async def load_delta_weights(self, *, delta: dict[str, model.Array]) -> None:
+        if self.name == ONE and self.syncs % 3 == 1:
+            self.fired += 1
+            return
+        await super().load_delta_weights(delta=delta)
+
+
+@seeded("deltas_end_the_pause", caught_by=["pause_states"])
+class DeltasEndThePause(Client):
+    """A sync by a shared disk pauses the engines itself, and lets them go on at its end, whoever has paused them."""
+
+    async def load(self, deltas: Deltas) -> None:
+        await super().load(deltas)
+        self.fired += all(self.paused().values())
+        await self.everywhere("resume_generation")
