@@ -47,6 +47,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
             divergences=found,
             changes=view.changes(judgement),
             changed=view.changed(judgement),
+            never_called=view.never_called(judgement),
             exposures=view.exposures(judgement),
             severities=view.severities(judgement),
             fields=view.field_effects(judgement),

@@ -181,11 +181,12 @@ def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
 
 
 def _changes(judgement: Judgement) -> Iterable[str]:
-    """A table of what a caller of the client has to change; nothing if nothing."""
+    """A table of what a caller of the client has to change, and what of it nobody called; nothing if nothing."""
     found = view.changes(judgement)
     for said in view.changed(judgement) if found else ():
         lines = [f"<details><summary>{text(said)}</summary>\n", *_rows(CHANGED[:-1], found)]
         yield "\n".join([*lines, "", "</details>\n"])
+    yield from (f"{text(said)}\n" for said in view.never_called(judgement))
 
 
 def _fields(judgement: Judgement) -> Iterable[str]:

@@ -204,6 +204,7 @@ def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
         lines.append(Text(repeated))
     told = (
         *view.changed(judgement),
+        *view.never_called(judgement),
         *view.open_causes(judgement),
         *view.given_way(judgement),
         *view.left_out(judgement),

@@ -109,6 +109,15 @@ def changed(judgement: Judgement) -> list[str]:
     return [f"Client, what a caller meets: {', '.join(said)}" + (f"; {bare} without an entry" if bare else "")]
 
 
+def never_called(judgement: Judgement) -> list[str]:
+    """One line on each stack whose client offers what no call of the run used."""
+    return [
+        f"Offered by {stack} and never called: {', '.join(names)}"
+        for stack, names in judgement.never_called.items()
+        if names
+    ]
+
+
 def held_entries(judgement: Judgement) -> list[str]:
     """One line on each stack that is a release under another name: which entries of the ledger hold for it."""
     return [

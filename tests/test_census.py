@@ -15,9 +15,20 @@ from backends.miniature.interface import Interface
 from harness.contract.errors import UsageError
 from harness.contract.messages import CensusResult, Offer
 from harness.driving import census
-from harness.judging.census import CENSUS, Entry, compare, load, offered, shipped
+from harness.judging.census import (
+    CENSUS,
+    Entry,
+    callable_names,
+    called_names,
+    compare,
+    load,
+    never_called,
+    offered,
+    shipped,
+)
 from harness.judging.noise import noise_floors
 from harness.judging.parity import compare as side_by_side
+from harness.records.recording import Raw
 from harness.records.verdict import How
 from harness.running import catalogue
 from tests import test_parity as parity
@@ -471,3 +482,23 @@ def test_a_name_has_one_entry(tmp_path):
 
 def test_a_trace_without_a_census_has_none():
     assert offered(parity.side(traces.trace()).evidence.trace) is None
+
+
+def test_what_a_client_offers_and_nobody_calls_is_told_with_arguments_that_nobody_gives():
+    names = [
+        "sleep",
+        "sleep(level)",
+        "sleep(tags)",
+        "sleep(**more)",
+        "fly",
+        "fly(high)",
+        "generator.loop",
+        "client(url)",
+    ]
+    kinds = {True: "parameter", False: "method"}
+    offers = [Offer(name=name, kind=kinds["(" in name]) for name in names]
+    slept = [Raw(method=method, arguments=["level"], forms={}) for method in ("sleep", "_ask")]
+    asked = msgspec.structs.replace(traces.call("sleep"), raw=slept)
+    trace = traces.trace(traces.call("census", None, CensusResult(offers=offers)), asked)
+    assert callable_names(trace) == {"sleep", "sleep(level)", "sleep(tags)", "fly", "fly(high)"}
+    assert never_called(callable_names(trace), called_names(trace)) == ["fly", "sleep(tags)"]

@@ -431,13 +431,18 @@ def test_every_format_lists_what_a_caller_has_to_change(tmp_path):
     new = Change(name="sample(payload)", how=How.REQUIRED, candidate="sample(payload): dict")
     fields = {"baseline": LEGACY, "status": "regression", "changes": [known, new], "numbers": {"same": 7.0}}
     found = synthetic.verdict("census", "the_client", "client.census", HTTP, **fields)
-    shown = msgspec.structs.replace(synthetic.judgement(), verdicts=[found])
+    never = {HTTP: ["fly", "sleep(tags)"], LEGACY: []}
+    shown = msgspec.structs.replace(synthetic.judgement(), verdicts=[found], never_called=never)
     contents = written(shown, tmp_path)
     told = "Client, what a caller meets: 7 the same, 1 new requirement, 1 gone; 1 without an entry"
-    assert told in re.sub(r"\s+", " ", in_terminal(shown))
+    left = f"Offered by {HTTP} and never called: fly, sleep(tags)"
+    in_a_line = re.sub(r"\s+", " ", in_terminal(shown))
+    assert told in in_a_line
+    assert left in in_a_line
+    assert f"Offered by {LEGACY}" not in in_a_line
     for name in ("report.md", "report.html"):
         page = html.unescape(contents[name])
-        for said in (told, "Count the servers", "sample(payload): dict", "no entry says it: this is red"):
+        for said in (told, left, "Count the servers", "sample(payload): dict", "no entry says it: this is red"):
             assert said in page, (name, said)
     assert "x.py:1: no size" in contents["report.html"]
     assert read_report(tmp_path / "report.json").verdicts[0].changes == [known, new]

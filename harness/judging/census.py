@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Literal, final
 
@@ -23,6 +23,8 @@ from harness.records.verdict import Change, How
 
 CENSUS = "client.census"
 """Facet of what the two clients offer."""
+CLIENT = "client"
+"""Name under which a census has the client's constructor."""
 _LATER = {
     "protocol": re.compile(r"client is \w+"),
     "option": re.compile(r"(engine|trainer|generator(?!\.inference_engine))\..+"),
@@ -103,6 +105,30 @@ def offered(trace: ScenarioTrace) -> Offers | None:
     results = [call.result for call in trace.calls if call.method == "census" and call.result is not None]
     found = [offer for result in results for offer in msgspec.convert(result, CensusResult).offers]
     return {offer.name: offer for offer in found} if found else None
+
+
+def callable_names(trace: ScenarioTrace) -> set[str]:
+    """The client's methods and their arguments, as a census names them: "sleep", "sleep(level)"."""
+    offers = (offered(trace) or {}).values()
+    methods = {
+        offer.name for offer in offers if offer.kind == "method" and offer.name != CLIENT and "." not in offer.name
+    }
+    return methods | {
+        offer.name
+        for offer in offers
+        if offer.kind == "parameter" and offer.name.partition("(")[0] in methods and "*" not in offer.name
+    }
+
+
+def called_names(trace: ScenarioTrace) -> set[str]:
+    """The methods of the client that this recording's calls called, with the arguments that they gave."""
+    raws = [raw for call in trace.calls for raw in call.raw or ()]
+    return {raw.method for raw in raws} | {f"{raw.method}({name})" for raw in raws for name in raw.arguments}
+
+
+def never_called(offers: Set[str], called: Set[str]) -> list[str]:
+    """Methods that were not called, and arguments that were never given to a method that was."""
+    return sorted(name for name in offers - called if (method := name.partition("(")[0]) == name or method in called)
 
 
 def compare(baseline: Offers, candidate: Offers, entries: Sequence[Entry]) -> Found:

@@ -480,6 +480,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     drives: list[Drive] = []
     noise: list[NoiseFloor] = []
     gaps: list[GapCurve] = []
+    never_called: dict[str, list[str]] = {}
+    """Stack → methods of its client that no call of the run called, and arguments that none gave: "sleep", "sleep(tags)". What the
+    stack's own code calls inside does not count. Only where whole waves were driven."""
     open_causes: list[OpenCause] = []
     """Worst first."""
     concessions: list[Concession] = []

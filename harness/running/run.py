@@ -21,7 +21,7 @@ from harness.checks.base import Evidence
 from harness.checks.training import GAP
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame, UsageError
-from harness.judging import gate, open_differences, pace
+from harness.judging import census, gate, open_differences, pace
 from harness.judging import ledger as known
 from harness.judging.exercise import due, exercised, unexercised
 from harness.judging.noise import floors, noise_floors, of_rounding
@@ -154,11 +154,16 @@ def _judgement(
     trained: list[GapCurve] = []
     driven: dict[tuple[str, str, str], list[float]] = {}
     seen: dict[str, set[Capability]] = {r.target: set() for r in found}
+    offers: dict[str, set[str]] = {r.target: set() for r in found}
+    called: dict[str, set[str]] = {r.target: set() for r in found}
 
     def look(evidence: Evidence, verdicts: Sequence[Verdict]) -> None:
         trace = evidence.trace
-        seen[trace.header.target] |= exercised(trace)
-        driven.setdefault((trace.scenario, trace.header.topology.name, trace.header.target), []).append(trace.seconds)
+        target = trace.header.target
+        seen[target] |= exercised(trace)
+        offers[target] |= census.callable_names(trace)
+        called[target] |= census.called_names(trace)
+        driven.setdefault((trace.scenario, trace.header.topology.name, target), []).append(trace.seconds)
         trained.extend(_curve(evidence, verdicts))
 
     verdicts = list(_of_scenarios(info, found, scenarios, noise, look))
@@ -182,6 +187,9 @@ def _judgement(
         ],
         noise=[*noise, *_rounding(found), *floors(verdicts)],
         gaps=trained,
+        never_called={
+            target: census.never_called(offers[target], called[target]) for target in offers if info.whole_waves
+        },
         open_causes=open_differences.by_cause(verdicts, open_differences.load(), of_release),
         concessions=concessions.of_stacks(concessions.load(), real_stacks((r.target for r in found), of_release)),
     )
