@@ -492,7 +492,9 @@ def test_what_a_client_offers_and_nobody_calls_is_told_with_arguments_that_nobod
         "sleep(**more)",
         "fly",
         "fly(high)",
+        "generator",
         "generator.loop",
+        "client",
         "client(url)",
     ]
     kinds = {True: "parameter", False: "method"}

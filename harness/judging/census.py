@@ -23,8 +23,8 @@ from harness.records.verdict import Change, How
 
 CENSUS = "client.census"
 """Facet of what the two clients offer."""
-CLIENT = "client"
-"""Name under which a census has the client's constructor."""
+CONSTRUCTORS = ("client", "generator")
+"""Names under which a census has those of the two classes."""
 _LATER = {
     "protocol": re.compile(r"client is \w+"),
     "option": re.compile(r"(engine|trainer|generator(?!\.inference_engine))\..+"),
@@ -110,9 +110,8 @@ def offered(trace: ScenarioTrace) -> Offers | None:
 def callable_names(trace: ScenarioTrace) -> set[str]:
     """The client's methods and their arguments, as a census names them: "sleep", "sleep(level)"."""
     offers = (offered(trace) or {}).values()
-    methods = {
-        offer.name for offer in offers if offer.kind == "method" and offer.name != CLIENT and "." not in offer.name
-    }
+    names = {offer.name for offer in offers if offer.kind == "method"}
+    methods = {name for name in names if name not in CONSTRUCTORS and "." not in name}
     return methods | {
         offer.name
         for offer in offers
