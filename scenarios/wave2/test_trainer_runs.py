@@ -15,12 +15,13 @@ from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.contract.messages import TrainerRunRequest, Training
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario, variants
+from harness.suite.scenario import by_deltas, scenario, variants
 from scenarios.requests import ANSWER, SPREAD, sessions, until_settled
 
 MINI_BATCH = 2
 STEPS = 4
 NEEDS = {Capability.TRAINER_RUNS, Capability.GYM_GENERATOR, Capability.WEIGHT_SYNC}
+BY_DELTAS: dict[str, Any] = {"needs": {Capability.WEIGHT_SYNC, Capability.DELTA_SYNC}, "topologies": ["deltas"]}
 PATIENCE_S = 20.0
 """A trainer that asks for nothing for that long waits for nothing that will come, on an engine of the tiny model's speed."""
 
@@ -62,6 +63,9 @@ async def test_a_fully_asynchronous_run(stack: Stack, prompts: Prompts) -> None:
     await run(stack, prompts, [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)])
 
 
+test_a_fully_asynchronous_run_by_deltas = by_deltas(test_a_fully_asynchronous_run)
+
+
 @scenario(
     task=5,
     promise="a rollout that fails ends the trainer's run by an error: it does not wait for it for ever",
@@ -94,6 +98,8 @@ async def test_a_sync_that_fails_within_a_run(stack: Stack, prompts: Prompts) ->
     {
         "test_the_cache_after_a_synchronous_sync": {"training": "synchronous"},
         "test_the_cache_after_an_asynchronous_sync": {"training": "asynchronous"},
+        "test_the_cache_after_a_synchronous_sync_by_deltas": {"training": "synchronous", **BY_DELTAS},
+        "test_the_cache_after_an_asynchronous_sync_by_deltas": {"training": "asynchronous", **BY_DELTAS},
     },
     task=5,
     promise="after a sync by the trainer's own worker no answer reads keys and values of earlier weights",
