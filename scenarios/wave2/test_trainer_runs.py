@@ -15,7 +15,7 @@ from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.contract.messages import TrainerRunRequest, Training
 from harness.driving.stack import Stack
-from harness.suite.scenario import by_deltas, scenario, variants
+from harness.suite.scenario import scenario, variants
 from scenarios.requests import ANSWER, SPREAD, sessions, until_settled
 
 MINI_BATCH = 2
@@ -61,9 +61,6 @@ async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], labe
 async def test_a_fully_asynchronous_run(stack: Stack, prompts: Prompts) -> None:
     """SkyRL documentation, Fully Async Training. Rollouts have one to four turns, so that a sync always meets some of them."""
     await run(stack, prompts, [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)])
-
-
-test_a_fully_asynchronous_run_by_deltas = by_deltas(test_a_fully_asynchronous_run)
 
 
 @scenario(
