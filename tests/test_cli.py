@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from harness.contract.errors import EnvironmentBroken
 from harness.judging import ledger
 from harness.machine import doctor
 from harness.machine.doctor import Diagnosis
+from harness.records.run_folder import RunFolder
 from harness.records.verdict import Judgement
+from harness.running.run import judge_run
 from harness.suite import profiles
 from reports import json_report
 from tests import recordings, synthetic
@@ -403,3 +407,22 @@ def test_a_second_sigterm_does_not_interrupt_what_the_first_one_began():
         kept.append("results")
     assert kept == ["results"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_from_outside_keeps_and_reports_what_was_recorded(tmp_path: Path, how: signal.Signals):
+    """By the command's own process alone, in a script's background, where SIGINT is ignored."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "harness.commands.cli", "run", "--stack", "miniature", "--wave", "1"]
+    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command, "--run-dir", str(run)]
+    recording = run / "recordings" / "miniature@disaggregated.jsonl"
+    with subprocess.Popen(background, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not (recording.is_file() and b'"scenario_end"' in recording.read_bytes()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(how)
+        assert process.wait(timeout=60) == pytest.ExitCode.INTERRUPTED
+    assert RunFolder.existing(run).info().outcome == "interrupted"
+    assert judge_run(run).verdicts
+    assert (run / "report.html").is_file()

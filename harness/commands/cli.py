@@ -300,7 +300,7 @@ def run(
         *["-v"] * verbose,
         *(pytest_arguments or ()),
     ]
-    with contextlib.chdir(PROJECT):
+    with contextlib.chdir(PROJECT), _terminable():  # what was recorded is kept, and reported
         status = pytest.main(arguments)
     raise typer.Exit(int(status))
 
@@ -877,9 +877,9 @@ def _interruptible() -> Iterator[None]:
 def _terminable() -> Iterator[None]:
     """SIGTERM acts like Ctrl-C, so that worktrees and stacks are cleaned up. A second one is ignored: timeout(1) sends two."""
 
-    def terminate(number: int, frame: FrameType | None) -> None:
+    def terminate(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.default_int_handler(number, frame)
+        signal.raise_signal(signal.SIGINT)  # whose handler a loop may have replaced by its own
 
     # In a script's background SIGINT is ignored, and runs that are started here would inherit that.
     handlers = {signal.SIGTERM: terminate, signal.SIGINT: signal.default_int_handler}
