@@ -12,6 +12,9 @@ import psutil
 
 from harness.driving.supervisor import SHM, mapped_by
 
+IN_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+"""Before a command: it starts as in a script's background, where SIGINT is ignored."""
+
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     """A stack's use of the machine at one moment."""

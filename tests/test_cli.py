@@ -27,6 +27,7 @@ from harness.running.run import judge_run
 from harness.suite import profiles
 from reports import json_report
 from tests import recordings, synthetic
+from tests.leftovers import IN_BACKGROUND
 
 COMMANDS = (
     "run",
@@ -414,9 +415,10 @@ def test_a_run_that_is_ended_from_outside_keeps_and_reports_what_was_recorded(tm
     """By the command's own process alone, in a script's background, where SIGINT is ignored."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "harness.commands.cli", "run", "--stack", "miniature", "--wave", "1"]
-    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command, "--run-dir", str(run)]
     recording = run / "recordings" / "miniature@disaggregated.jsonl"
-    with subprocess.Popen(background, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    command += ["--run-dir", str(run)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*IN_BACKGROUND, *command], **quiet) as process:
         deadline = time.monotonic() + 60
         while not (recording.is_file() and b'"scenario_end"' in recording.read_bytes()):
             assert time.monotonic() < deadline

@@ -33,6 +33,7 @@ from reports import matrix_html
 from reports.json_report import read_report
 from reports.matrix import Release
 from tests import matrices, recordings, synthetic
+from tests.leftovers import IN_BACKGROUND
 from tests.matrices import HTTP, LEGACY, NEXT
 from tests.repositories import Repository
 from tests.test_reports import Page
@@ -265,8 +266,7 @@ def test_ctrl_c_ends_the_cell_and_keeps_what_is_finished(tmp_path, how):
     out = tmp_path / "matrix"
     where = ["--stack", "miniature", "--wave", "1", "--topology", "disaggregated", "--run-dir", str(out)]
     command = [sys.executable, "-m", "harness.commands.cli", "matrix", *where]
-    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
-    process = subprocess.Popen([*background, *command], cwd=PROJECT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*IN_BACKGROUND, *command], cwd=PROJECT, stderr=subprocess.PIPE, text=True)
     try:
         log = out / "cells" / "miniature@disaggregated-wave1.log"
         deadline = time.monotonic() + 60

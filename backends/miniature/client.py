@@ -101,8 +101,10 @@ class Client:
         """Name under which requests ask for the base model."""
         self.key = ""
         """The key for the engines' API in the environment; empty if there is none."""
+        self.deltas = False
+        """True if syncs go by a shared disk."""
         self.publisher: Publisher | None = None
-        """Where syncs go by a shared disk."""
+        """What writes them there, once a trainer has joined."""
 
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
@@ -521,7 +523,7 @@ class Client:
 
     def join(self) -> None:
         """A trainer that joins begins with the checkpoint that it was given, and so do the servers."""
-        if self.publisher is not None:
+        if self.deltas:
             base = trainer.parameters(0, self.policies)
             self.publisher = Publisher(base)
             for engine in self.engines:

@@ -20,7 +20,7 @@ from backends.miniature.parameters import PARAMETERS
 from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.runs import Run
 from backends.miniature.staleness import StalenessManager
-from backends.miniature.trainer import Publisher, Trainer
+from backends.miniature.trainer import Trainer
 from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.topology import KEY, Placement, Topology
@@ -97,7 +97,7 @@ class Miniature:
         self._gone: list[Client] = []
         self.client.policies = request.policies
         self.client.takes_adapters = request.topology.lora
-        self.client.publisher = Publisher({}) if request.topology.deltas else None
+        self.client.deltas = request.topology.deltas
         self.client.key = KEY if request.topology.keyed else ""
         for engine in self.engines:
             engine.key = self.client.key

@@ -18,6 +18,7 @@ from harness.machine.progress import silent
 from harness.running import child, cluster
 from harness.running.cluster import Cluster, Task
 from harness.running.matrix import MatrixFolder, Outcome, drive_on, plan
+from tests.leftovers import IN_BACKGROUND
 from tests.test_matrix import SELECTED
 
 pytestmark = pytest.mark.real
@@ -34,7 +35,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         *("--include-dashboard=false", "--disable-usage-stats", "--node-ip-address", "127.0.0.1"),
     ]
     with subprocess.Popen(
-        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *map(str, command)],
+        [*IN_BACKGROUND, *map(str, command)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -185,7 +185,7 @@ class CheckpointsOutliveTheTrainer(Client):
         held = [getattr(engine, "checkpoint", None) for engine in self.engines]
         super().join()
         for engine, checkpoint in zip(self.engines, held, strict=True):
-            if self.publisher is not None and checkpoint:
+            if self.deltas and checkpoint:
                 self.fired += 1
                 engine.checkpoint = checkpoint
 
