@@ -1170,6 +1170,7 @@ _OF_ARGUMENTS: Mapping[str, Mapping[str, Capability]] = {
     "sync_weights": {"weight_label": Capability.WEIGHT_LABELS},
     "http": {"configured": Capability.CONFIGURED_ADDRESS},
     "reset_prefix_cache": {"reset_running_requests": Capability.RESET_RUNNING_REQUESTS},
+    "client_life": {"another_model": Capability.SERVER_ADDRESSES},
 }
 """Method → argument → what a call needs that gives this argument: neither None nor False."""
 
