@@ -140,3 +140,15 @@ def test_a_configured_address_is_exercised_by_asking_it_also_without_an_answer()
 
     assert asked(configured=True) == {Capability.CONFIGURED_ADDRESS}
     assert asked() == set()
+
+
+@pytest.mark.parametrize(("groups", "shown"), [([{"rows": []}], {Capability.GYM_GENERATOR}), ([], set())])
+def test_a_trainer_that_got_rollouts_exercised_the_generator_of_trajectories(groups, shown):
+    wants = traces.call("trainer_wants", {"within_s": 1.0}, result={"what": "training", "groups": groups})
+    assert exercised(traces.trace(wants)) - {Capability.TRAINER_RUNS} == shown
+
+
+@pytest.mark.parametrize(("another", "shown"), [(True, {Capability.SERVER_ADDRESSES}), (False, set())])
+def test_a_client_of_another_model_than_the_servers_have_needs_their_addresses(another, shown):
+    life = traces.call("client_life", {"life": "as configured", "another_model": another})
+    assert exercised(traces.trace(life)) - {Capability.CLIENT_LIVES} == shown

@@ -69,6 +69,8 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
         found |= {Capability.DELTA_SYNC} if trace.header.topology.deltas else set()
     if _asked_at_once(own) > REQUEST_CAP * len(trace.header.servers):
         found |= {Capability.REQUEST_CAP} & promised
+    if any(call.method == "trainer_wants" and (call.result or {}).get("groups") for call in own):
+        found.add(Capability.GYM_GENERATOR)  # its rollouts are trajectories
     breaks = [call.request.get("fault") or {} for call in own if call.method == "break_hop"]
     if any(fault.get("hop") == "router" for fault in breaks):
         found |= {Capability.BROKEN_ROUTER_HOP} & promised
