@@ -8,10 +8,11 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.records.argument_forms import NO_NUMBER, formed, places
+from harness.records.argument_forms import NO_NUMBERS, formed, places
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | st.sampled_from([0.0, 0.5, 2.0]) | st.text("ab", max_size=2),
@@ -77,9 +78,10 @@ def test_what_a_method_takes_by_any_name():
     assert formed(signature, (None,), {"tags": ["weights"]}, "tags: tuple") == ((None,), {"tags": ("weights",)})
 
 
-def test_a_number_becomes_none_at_one_place():
+@pytest.mark.parametrize("form", NO_NUMBERS)
+def test_a_number_becomes_none_at_one_place(form):
     batch = {"params": {"temperature": 0.0, "top_p": 0.5, "seed": 7}}
-    args, _ = formed(SIGNATURE, (None, batch), {}, f"first.params.temperature: {NO_NUMBER}") or ((), {})
-    assert math.isnan(args[1]["params"].pop("temperature"))
+    args, _ = formed(SIGNATURE, (None, batch), {}, f"first.params.temperature: {form}") or ((), {})
+    assert not math.isfinite(args[1]["params"].pop("temperature"))
     assert args[1]["params"] == {"top_p": 0.5, "seed": 7}
-    assert formed(SIGNATURE, (None, batch), {}, f"first.params.seed: {NO_NUMBER}") is None
+    assert formed(SIGNATURE, (None, batch), {}, f"first.params.seed: {form}") is None

@@ -533,7 +533,7 @@ class Client:
         """The worker of any kind of training drops the prefix cache once it has sent the parameters."""
         await self.everywhere("reset_prefix_cache", reset_running_requests=False)
 
-    def arguments(self, engine: Engine, options: Mapping[str, bool | float], *, device: bool) -> dict[str, Scalar]:  # noqa: ARG002
+    def arguments(self, engine: Engine, options: Mapping[str, Scalar], *, device: bool) -> dict[str, Scalar]:  # noqa: ARG002
         """What this engine would be started with. Its node has the devices that count; `device` is False if the driver has none."""
         return engine.arguments(options)
 

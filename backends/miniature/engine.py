@@ -34,7 +34,12 @@ DEVICE_BYTES = 2**36
 """Memory of a simulated device. Workers of several servers may share it."""
 CACHE_BYTES = 2**30
 """Size of a worker's KV cache on the device: far more than its weights, as for a tiny model on a real engine."""
-OPTIONS: dict[str, bool | int | float] = {"block_size": BLOCK, "max_num_seqs": 64, "enable_prefix_caching": True}
+OPTIONS: dict[str, Scalar] = {
+    "block_size": BLOCK,
+    "max_num_seqs": 64,
+    "enable_prefix_caching": True,
+    "scheduling_policy": "fcfs",
+}
 """Options of an engine that the configuration has no key for, with their defaults."""
 
 TAGS = frozenset({"weights", "kv_cache"})
@@ -637,7 +642,7 @@ class Engine:
         """Take the stack's settings."""
         self.settings = dict(settings)
 
-    def arguments(self, options: Mapping[str, bool | float]) -> dict[str, Scalar]:
+    def arguments(self, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """What an engine would be started with: the settings, its own defaults, and these options. Raises TypeError for an option that
         it does not have, or that the settings name."""
         told = {name: int(value) if value.isdigit() else value for name, value in self.settings.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from harness.checks.matching import WITH_ROWS, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
-from harness.records.argument_forms import NO_NUMBER
+from harness.records.argument_forms import NO_NUMBERS
 from harness.records.differing import parting
 from harness.records.recording import Call
 
@@ -117,8 +118,8 @@ def _bias(value: Any) -> dict[int, float]:
 
 def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
     """(field, given, seen, True if right) for every sampling parameter, and the salt of the cache, that the caller gave. None if it
-    gave NaN, which the recording cannot hold."""
-    if any(str(raw.formed).endswith(NO_NUMBER) for raw in row.call.raw or ()):
+    gave NaN or infinity, which the recording cannot hold."""
+    if any(str(raw.formed).endswith(tuple(NO_NUMBERS)) for raw in row.call.raw or ()):
         return
     if (salt := row.call.request.get("cache_salt")) is not None and execution.cache_salt != UNTOLD:
         yield "cache_salt", salt, execution.cache_salt, salt == execution.cache_salt
@@ -144,6 +145,11 @@ def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[t
 
 
 def _right(row: Row, field: str, given: Any, seen: Any) -> bool:
+    if isinstance(given, str) and isinstance(seen, int | float):  # a number or truth value that was written as text
+        try:
+            given = json.loads(given)
+        except json.JSONDecodeError:
+            return False
     if field not in TRANSLATIONS:
         return _same(given, seen)
     try:

@@ -532,7 +532,7 @@ class EngineArgumentsRequest(Message, frozen=True, kw_only=True):
     backend for weight syncs (SkyRL, weight_sync_backend; None: its own)? Starts nothing. `device`: False asks on a driver that finds
     no accelerator, such as the head node of a cluster whose engines run elsewhere."""
 
-    options: dict[str, bool | int | float] = {}
+    options: dict[str, Scalar] = {}
     sync_backend: str | None = None
     device: bool = True
 

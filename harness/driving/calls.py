@@ -407,7 +407,7 @@ class Calls(ABC):
         """Call → JSON Schema of its public request, out of band."""
         return (await self._call("request_schemas", messages.Empty(), messages.RequestSchemasResult)).calls
 
-    async def engine_arguments(self, **options: bool | float) -> messages.EngineArgumentsResult:
+    async def engine_arguments(self, **options: messages.Scalar) -> messages.EngineArgumentsResult:
         """What engines would be started with, if the configuration gave them these options as well."""
         request = messages.EngineArgumentsRequest(options=options)
         return await self._call("engine_arguments", request, messages.EngineArgumentsResult)

@@ -21,8 +21,8 @@ AS_IT_IS = "as it is"
 """In place of a form: the arguments stay as they are. Also the label of such a call."""
 USED_AGAIN = "used again"
 """In place of a form, while calls are unanswered: their caller uses the objects that it gave them for something else."""
-NO_NUMBER = "not a number"
-"""In place of a form: a float becomes NaN, which the messages of the contract cannot hold. It does not keep the content."""
+NO_NUMBERS: Mapping[str, float] = MappingProxyType({"not a number": math.nan, "infinite": math.inf})
+"""In place of a form: a float becomes this, which the messages of the contract cannot hold. It does not keep the content."""
 BY_KEYWORD, BY_POSITION, LEFT_OUT = "by keyword", "by position", "left out"
 ADMITTED = frozenset({BY_KEYWORD, BY_POSITION, LEFT_OUT, "of a subclass", "NumPy str", "IntEnum", "NumPy float64"})
 """Forms that the usual type's annotation admits: an object of a subclass is one of the class."""
@@ -137,7 +137,7 @@ def formed(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The same arguments with one place in another form; None if they have no such place. `asked` is one of `places`."""
     place, _, form = asked.rpartition(": ")
-    kept = f"{place}: NumPy float64" if form == NO_NUMBER else asked
+    kept = f"{place}: NumPy float64" if form in NO_NUMBERS else asked
     if kept not in places(signature, args, given):
         return None
     bound = _bound(signature, args, given)
@@ -153,7 +153,7 @@ def _changed(value: Any, path: str, form: str) -> Any:
     if not path:
         has, make = FORMS.get(type(value), {}).get(form, (bool, None))
         formed = make(value) if make is not None and has(value) else value
-        return math.nan if form == NO_NUMBER else formed
+        return NO_NUMBERS.get(form, formed)
     if path.startswith("[]"):
         return [_changed(one, path[2:], form) for one in value] if isinstance(value, list) else value
     if not isinstance(value, dict):

@@ -8,12 +8,12 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import GOOD, HEALTH_OF_THE_ADDRESS
-from harness.checks.errors import names_error, nothing_for_nothing
+from harness.checks.errors import answered_or_named, names_error, nothing_for_nothing
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.messages import GenerateRequest, HttpRequest, SessionId
 from harness.driving.stack import Stack
-from harness.records.argument_forms import AS_IT_IS, NO_NUMBER
+from harness.records.argument_forms import AS_IT_IS, NO_NUMBERS
 from harness.suite.scenario import scenario, variants
 from scenarios.requests import IMAGES, PIXEL
 
@@ -130,8 +130,12 @@ Ask = Callable[..., Coroutine[Any, Any, Any]]
         },
     },
     task=0,
-    promise="a sampling parameter of NaN is a named error, and not an answer",
-    checks=[names_error("nan", "temperature", "repetition_penalty", "nan", "json"), AFTER],
+    promise="a sampling parameter of NaN is a named error, and not an answer; so is an infinite one, or it is answered whole",
+    checks=[
+        names_error("not_a_number", "temperature", "repetition_penalty", "nan", "json"),
+        answered_or_named("infinite", "temperature", "repetition_penalty", "inf", "json"),
+        AFTER,
+    ],
     deadline_s=100,
     parameter="temperature",
 )
@@ -139,7 +143,8 @@ async def no_number(
     stack: Stack, prompts: Prompts, *, ask_of: Callable[[Stack], Ask], several: bool, parameter: str
 ) -> None:
     """vLLM documentation, SamplingParams: temperature and repetition_penalty are numbers with a least value; RFC 8259, 6: JSON has
-    no NaN. A schedule that divides by zero makes one. What is drawn from such logits is no rollout of the policy."""
+    neither NaN nor infinity. A schedule that divides by zero makes one. What is drawn at NaN is no rollout of the policy; infinity may
+    be a limit."""
     ask = ask_of(stack)
     given = prompts.unique(1) if several else prompts.one()
     params = {"temperature": 0.5, "max_tokens": 8} | {parameter: 0.5}
@@ -147,8 +152,9 @@ async def no_number(
     await ask(given, **params)
     forms = await stack.form(None)
     for place in {form.rpartition(": ")[0] for form in forms if f".{parameter}: " in form}:
-        await stack.form(f"{place}: {NO_NUMBER}")
-        await stack.attempt(ask(given, **params, label="nan"))
+        for form in NO_NUMBERS:
+            await stack.form(f"{place}: {form}")
+            await stack.attempt(ask(given, **params, label=form.replace(" ", "_")))
     await stack.form(None)
     await still_works(stack, prompts)
 

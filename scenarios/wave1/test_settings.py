@@ -47,12 +47,12 @@ def misspelt(name: str) -> str:
 )
 async def test_options_for_the_engines(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
     """SkyRL documentation, Configuration Overview, generator.engine_init_kwargs: an error is raised for kwargs that clash with
-    generator arguments. Every number and switch of an engine, each also under a name that no engine has. No engine starts."""
-    arguments = (await stack.engine_arguments()).arguments
-    numbers = {name: value for name, value in arguments.items() if isinstance(value, bool | int | float)}
-    for name in stack.within_budget(numbers):
+    generator arguments. Every number, switch and text of an engine, each also under a name that no engine has. No engine starts."""
+    known = (await stack.engine_arguments()).arguments
+    values = {name: others(value)[0] for name, value in known.items() if value is not None}
+    for name in stack.within_budget(values):
         for given in (name, misspelt(name)):
-            await stack.attempt(stack.engine_arguments(**{given: another(numbers[name])}))
+            await stack.attempt(stack.engine_arguments(**{given: values[name]}))
 
 
 @scenario(

@@ -6,7 +6,7 @@ import pytest
 
 from harness.checks.echo import ECHO
 from harness.contract.capability import Capability
-from harness.records.argument_forms import NO_NUMBER
+from harness.records.argument_forms import NO_NUMBERS
 from harness.records.recording import Raw
 from tests import traces
 from tests.checks.scene import STEP, Scene, without_observations
@@ -39,6 +39,10 @@ def one_call(given: dict, at_engine: dict, method: str = "generate") -> Scene:
         ({"logit_bias": {"5": 200.0}}, {"logit_bias": {5: 100.0}}),
         ({"structured_outputs": {"choice": ["1"]}}, {"structured_outputs": "<StructuredOutputsParams>"}),
         ({"thinking_token_budget": -1}, {"thinking_token_budget": None}),
+        (
+            {"max_tokens": "4", "top_p": "0.5", "ignore_eos": "true"},
+            {"max_tokens": 4, "top_p": 0.5, "ignore_eos": True},
+        ),
     ],
 )
 def test_what_was_given_and_its_translations_pass(given, at_engine):
@@ -59,6 +63,7 @@ def test_what_was_given_and_its_translations_pass(given, at_engine):
         ({"stop_token_ids": [7]}, {"stop_token_ids": [2]}, "stop_token_ids"),
         ({"logprobs": 1}, {"logprobs": 0}, "logprobs"),
         ({"temperature": "hot"}, {"temperature": 1.0}, "temperature"),
+        ({"max_tokens": "4"}, {"max_tokens": 16}, "max_tokens"),
         ({"a_field_nobody_knows": 1}, {}, "a_field_nobody_knows"),
         ({"structured_outputs": {"choice": ["1"]}}, {}, "structured_outputs"),
     ],
@@ -117,10 +122,11 @@ def test_an_argument_that_the_stack_does_not_offer_is_left_open():
     assert scene.judge(ECHO, capabilities=offered).reason == "pause() changed clear_cache on the way"
 
 
-def test_the_parameters_of_a_call_that_gave_nan_are_not_those_of_its_recording():
+@pytest.mark.parametrize("form", NO_NUMBERS)
+def test_the_parameters_of_a_call_that_gave_no_finite_number_are_not_those_of_its_recording(form):
     scene = one_call({"temperature": 0.5}, {"temperature": None})
     assert scene.judge(ECHO).status == "fail"
-    formed = f"input_batch.sampling_params.temperature: {NO_NUMBER}"
+    formed = f"input_batch.sampling_params.temperature: {form}"
     scene.change(
         scene.calls[-1], raw=[Raw(method="generate", arguments=["input_batch"], forms={"": "dict"}, formed=formed)]
     )

@@ -57,6 +57,19 @@ class ServerError(_Refuses):
         return Broken("stop_token_ids: 'State' object has no attribute 'server'")
 
 
+@seeded("field_refused", "a_number_as_text", caught_by=["request_fields"])
+class NumberAsText(_Refuses):
+    """The engine breaks at a number that is written as text, and names it in a server error."""
+
+    field = "max_tokens"
+
+    def refusal(self, said: str, params: dict[str, Any]) -> Exception:
+        return super().refusal(said, params if isinstance(params.get(self.field), str) else {})
+
+    def error(self) -> Exception:
+        return Broken("max_tokens: '<' not supported between instances of 'str' and 'int'")
+
+
 @seeded("field_refused", "hangs", caught_by=["request_fields"])
 class Hangs(Engine):
     """After a wrong value of ignore_eos the engine answers no request any more."""

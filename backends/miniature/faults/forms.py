@@ -81,6 +81,17 @@ class NaNForOne(Interface):
         return await super().generate({**input_batch, "sampling_params": params})
 
 
+@seeded("argument_form", "infinity_breaks", caught_by=["errors.refused"], changes=IN_ANOTHER_FORM)
+class InfinityBreaks(Interface):
+    """An infinite temperature fails with an error that says nothing."""
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
+        if math.isinf(input_batch["sampling_params"].get("temperature") or 0.0):
+            self.fired += 1
+            raise RuntimeError
+        return await super().generate(input_batch)
+
+
 @seeded("argument_changed", caught_by=["kept_arguments"])
 class TakesOut(Interface):
     """The session is taken out of the caller's own body."""

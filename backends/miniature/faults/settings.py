@@ -34,7 +34,7 @@ Arguments = dict[str, Scalar]
 class MisspeltOptionIgnored(Engine):
     """An option that the engine does not have is ignored."""
 
-    def arguments(self, options: Mapping[str, bool | float]) -> Arguments:
+    def arguments(self, options: Mapping[str, Scalar]) -> Arguments:
         known = super().arguments({})
         self.fired += bool(options.keys() - known.keys())
         return super().arguments({name: value for name, value in options.items() if name in known})
@@ -44,16 +44,25 @@ class MisspeltOptionIgnored(Engine):
 class OneOptionIgnored(Engine):
     """One option does not reach the engine."""
 
-    def arguments(self, options: Mapping[str, bool | float]) -> Arguments:
-        self.fired += LOST in options
-        return {**super().arguments(options), LOST: super().arguments({})[LOST]}
+    lost = LOST
+
+    def arguments(self, options: Mapping[str, Scalar]) -> Arguments:
+        self.fired += self.lost in options
+        return {**super().arguments(options), self.lost: super().arguments({})[self.lost]}
+
+
+@seeded("engine_option_ignored", "a_text", caught_by=["engine_options"])
+class TextIgnored(OneOptionIgnored):
+    """An option that is a text does not reach the engine."""
+
+    lost = "scheduling_policy"
 
 
 @seeded("engine_option_overrides", caught_by=["engine_options"])
 class OptionOverrides(Engine):
     """An option replaces a setting that the configuration has a key for."""
 
-    def arguments(self, options: Mapping[str, bool | float]) -> Arguments:
+    def arguments(self, options: Mapping[str, Scalar]) -> Arguments:
         clash = {name: value for name, value in options.items() if name in self.settings}
         self.fired += bool(clash)
         return {**super().arguments({name: options[name] for name in options.keys() - clash.keys()}), **clash}
@@ -63,7 +72,7 @@ class OptionOverrides(Engine):
 class RefusedOptionUnnamed(Engine):
     """The error about an option does not name it."""
 
-    def arguments(self, options: Mapping[str, bool | float]) -> Arguments:
+    def arguments(self, options: Mapping[str, Scalar]) -> Arguments:
         try:
             return super().arguments(options)
         except TypeError as e:
@@ -75,7 +84,7 @@ class RefusedOptionUnnamed(Engine):
 class DriverNeedsADevice(Client):
     """The engines' arguments are made with the driver's own device."""
 
-    def arguments(self, engine: Engine, options: Mapping[str, bool | float], *, device: bool) -> Arguments:
+    def arguments(self, engine: Engine, options: Mapping[str, Scalar], *, device: bool) -> Arguments:
         if not device:
             self.fired += 1
             raise RuntimeError("Failed to infer device type")
@@ -86,7 +95,7 @@ class DriverNeedsADevice(Client):
 class DriversDeviceDecides(Client):
     """A driver without a device gives the engines other arguments."""
 
-    def arguments(self, engine: Engine, options: Mapping[str, bool | float], *, device: bool) -> Arguments:
+    def arguments(self, engine: Engine, options: Mapping[str, Scalar], *, device: bool) -> Arguments:
         made = super().arguments(engine, options, device=device)
         self.fired += not device
         return made if device else {**made, LOST: 1}
