@@ -123,3 +123,9 @@ def meets_a_stop_string(stack: Stack, *, within_a_token: bool = False) -> dict[s
         two[1], stop = stack.vocabulary.two_letters, stop[0] + PAIR[0]
     spelled: dict[str, Any] = {"allowed_token_ids": two, "stop": [stop]}
     return {"temperature": 1.0, "seed": 4, "max_tokens": 32, **spelled}
+
+
+def special_often(stack: Stack) -> dict[str, Any]:
+    """Three special tokens among twelve, so that some outputs have special tokens in the middle."""
+    some = [*stack.vocabulary.some_special(3), *stack.vocabulary.plain[:9]]
+    return {"temperature": 1.0, "seed": 6, "max_tokens": 24, "ignore_eos": True, "allowed_token_ids": some}

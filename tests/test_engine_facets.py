@@ -118,6 +118,16 @@ PAUSE = [("pause_generation", {"mode": "keep"})]
         (batch(EVEN[:8]), batch(EVEN[:8], gap_s=0.1), {}),
         (batch(EVEN[:4], ended_ns=SECOND), batch(EVEN[:4], ended_ns=4 * SECOND), {}),
         (batch(EVEN[:4], ended_ns=SECOND), batch(EVEN[:4], ended_ns=9 * SECOND), {SECONDS: [UNEXPLAINED]}),
+        (
+            batch(EVEN[:8], ended_ns=SECOND),
+            batch(EVEN[:8], gap_s=0.9, ended_ns=9 * SECOND),
+            {CONCURRENCY: [Why.STAGGERED], SECONDS: [Why.STAGGERED]},
+        ),
+        (
+            batch(EVEN[:8], ended_ns=SECOND),
+            batch(EVEN[:8], gap_s=0.4, ended_ns=9 * SECOND),
+            {CONCURRENCY: [Why.STAGGERED], SECONDS: [UNEXPLAINED]},
+        ),
         (batch([], **REFUSED), batch([], error=traces.error(), ended_ns=30 * SECOND), {SECONDS: [Why.SLOW_TO_FAIL]}),
         (batch([], **REFUSED), batch([], error=traces.error(), ended_ns=SECOND), {}),
         (control("sleep", [("sleep", {})]), control("sleep", [*RESET, ("sleep", {})]), {ORDER: [Why.CACHE_RESET_AT_SLEEP]}),

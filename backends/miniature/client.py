@@ -93,6 +93,7 @@ class Client:
         self.closed = False
         self.policies = ""
         """Folder of trained policy versions."""
+        self.without_tokenizer = False
         self.recommended: Mapping[str, float] = tokenizer.VOCABULARY.sampling
         """Sampling parameters that the checkpoint recommends."""
         self.takes_adapters = False
@@ -439,7 +440,15 @@ class Client:
         return [tokenizer.encode(text) for text in texts]
 
     def detokenize(self, token_ids: list[list[int]]) -> list[str]:
-        return [tokenizer.decode(ids, skip_special_tokens=False) for ids in token_ids]
+        """The texts. A client without a tokenizer asks a server for each."""
+        read = self.read_by_a_server if self.without_tokenizer else self.read
+        return [read(ids) for ids in token_ids]
+
+    def read(self, ids: list[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    def read_by_a_server(self, ids: list[int]) -> str:
+        return self.read(ids)
 
     def finish_session(self, session: SessionId) -> None:
         self.router.finish_session(session)

@@ -356,6 +356,7 @@ class Miniature:
             self._gone.append(self.client)
             await self.pickle_client(messages.Empty())
             self.client.closed = False
+            self.client.without_tokenizer = request.without_tokenizer
             if request.life == "as configured":
                 self.client.configure(request)
                 self.client.listen(port_taken=request.port_taken)

@@ -598,6 +598,8 @@ class HttpStack(SkyRLStack):
                     [] if self._closed else [self.client]
                 )  # a closed one is dropped: it has to leave nothing
                 self.client, self._closed = self._made_again(), False
+                if request.without_tokenizer and self.release.client_tokenizes:
+                    self.client.tokenizer = None
             case "closed":
                 await self.client.teardown()
                 self._closed = True

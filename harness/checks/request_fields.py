@@ -20,8 +20,14 @@ AS_IT_IS = "as it is"
 """Label of the request to which each case adds one field."""
 PAIR = " + "
 """Between the names of two fields that one request has, and between the kinds of their values."""
-ALIASES = {"max_completion_tokens": ("max_tokens",), "stop_token_ids": ("stop token",), "top_logprobs": ("logprobs",)}
-"""Other names under which an error may speak of a field (vLLM, ChatCompletionRequest.to_sampling_params)."""
+ALIASES = {
+    "max_completion_tokens": ("max_tokens",),
+    "stop_token_ids": ("stop token",),
+    "top_logprobs": ("logprobs",),
+    "session_id": ("session id",),
+}
+"""Other names under which an error may speak of a field (vLLM, ChatCompletionRequest.to_sampling_params; SkyRL, "Session ID must be
+…")."""
 OWN_TO_A_RESULT = frozenset({"id", "created", "request_id", "index"})
 
 

@@ -818,7 +818,10 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     `answer_limit_s`: that proxy's longest time for an answer in seconds, if it has one. `variables`: the environment in which the
     entry point is called has these as well. `port_taken`: at the port that the configuration names for the OpenAI address, another
     process listens. `another_model`: the configuration names another checkpoint than the servers serve. All for
-    "as configured" only; a stack without addresses has no use for `names` and `answer_limit_s`."""
+    "as configured" only; a stack without addresses has no use for `names` and `answer_limit_s`.
+
+    `without_tokenizer`: the client is given none of its own, and asks its servers (SkyRL, RemoteInferenceClient.tokenizer: "Optional
+    HF tokenizer"). For "made again" only."""
 
     life: Literal[
         "made again",
@@ -838,6 +841,7 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     variables: dict[str, str] = msgspec.field(default_factory=dict)
     port_taken: bool = False
     another_model: bool = False
+    without_tokenizer: bool = False
 
 
 class ClientLifeResult(Message, frozen=True, kw_only=True):

@@ -407,11 +407,16 @@ def _fails(calls: Iterable[tuple[Call, Call]], *, candidate: bool) -> bool:
 
 
 def _why_slow(both: _Both, calls: Sequence[tuple[Call, Call]], pace: Pace) -> tuple[str, ...]:
-    """Of a slower candidate, or of one whose calls fail sooner."""
+    """Of a slower candidate, or of one whose calls fail sooner. That requests reach the engines late is a reason where half of the
+    time was spent before them."""
     if _fails(calls, candidate=True):
         return (Why.SLOW_TO_FAIL if pace.ratio > 1 else Why.QUICK_TO_FAIL,)
-    why = _why_fewer(runs) if (runs := _runs(both.candidate, [right.id for _, right in calls])) else ()
-    return tuple(one for one in why if one is Why.ONE_BY_ONE)
+    runs = _runs(both.candidate, [right.id for _, right in calls])
+    why = _why_fewer(runs) if runs else ()
+    if Why.STAGGERED in why:
+        longer_s = max(_took(right) - _took(left) for left, right in calls)
+        return why if 2 * max(run.from_ns - run.asked_ns for run in runs) / 1e9 > longer_s else ()
+    return why
 
 
 # --- order of control calls -----------------------------------------------------------------------------------------

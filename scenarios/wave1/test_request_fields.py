@@ -24,6 +24,8 @@ INPUT = frozenset({"model", "messages", "prompt", "use_beam_search"})
 ALONE = SHAPING | {"tools", "logprobs", "top_logprobs", "prompt_logprobs"}
 """Pairs with one of these fields are asked for one after the other: they make another prompt, by which a request is known at its
 engine, or they show numbers, whose last digits depend on what else its engine computes."""
+OWN: dict[str, Any] = {"session_id": {"type": ["string", "integer", "null"]}}
+"""Fields that SkyRL adds to the bodies of its clients (SkyRL API reference, InferenceEngineClient.chat_completion and completion)."""
 STREAMS = frozenset({"stream", "stream_options"})
 """Left out of pairs that the Python client is asked for: it asks half a minute for each. The address streams."""
 ORDER = 1
@@ -117,6 +119,8 @@ async def every_field(stack: Stack, prompts: Prompts, *, send: Send, call: str, 
     """vLLM documentation, SamplingParams and OpenAI-Compatible Server: the fields, their types and ranges; SkyRL API reference,
     InferenceEngineInput.sampling_params."""
     schema = (await stack.request_schemas())[call]
+    if send in (by_chat, by_completion):
+        schema |= {"properties": schema["properties"] | OWN}
     await send(stack, prompts, 1)(PARAMS, AS_IT_IS)
     cases = stack.within_budget(values(schema, INPUT, stack.times(VALID)))
     random.Random(ORDER).shuffle(cases)

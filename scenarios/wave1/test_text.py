@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fixtures.prompts import Prompts
 from harness.checks.text import text_of_tokens
 from harness.checks.tokenization import DECODED
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-
-
-def special_often(stack: Stack) -> dict[str, Any]:
-    """Three special tokens among twelve, so that some outputs have special tokens in the middle."""
-    some = [*stack.vocabulary.some_special(3), *stack.vocabulary.plain[:9]]
-    return {"temperature": 1.0, "seed": 6, "max_tokens": 24, "ignore_eos": True, "allowed_token_ids": some}
+from scenarios.requests import special_often
 
 
 @scenario(task=0, promise="text is the decoded tokens", checks=[text_of_tokens()])

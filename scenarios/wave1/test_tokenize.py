@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
+from harness.checks.client_lives import CLIENT_LIVES
+from harness.checks.text import text_of_tokens
 from harness.checks.tokenization import DECODED, ENCODED, RENDERED, ROUND_TRIP
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import special_often
 
 HARD = (
     "",
@@ -60,3 +63,21 @@ async def test_tokens_are_read_back(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904: detokenize(token_ids). Special tokens, bytes that are no character, ids without a text."""
     special, two = stack.vocabulary.some_special(3), stack.vocabulary.plain[37:39]
     await stack.detokenize([*prompts.unique(8, 16), special, [special[1], *two, special[2]], []])
+
+
+@scenario(
+    task=0,
+    promise="a client that is given no tokenizer of its own reads and writes the same texts",
+    needs={Capability.CLIENT_LIVES, Capability.TOKENIZE},
+    checks=[CLIENT_LIVES, ENCODED, DECODED, text_of_tokens(special=True)],
+)
+async def test_a_client_without_a_tokenizer(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, RemoteInferenceClient.tokenizer: "Optional HF tokenizer for local tokenize/detokenize (avoids HTTP round-trips)"; the
+    example of its documentation gives none. Its servers are asked for each text."""
+    await stack.client_life("made again", without_tokenizer=True)
+    for add in (True, False):
+        await stack.tokenize([*prompts.texts(8), *HARD], add_special_tokens=add)
+    await stack.detokenize([*prompts.unique(8), stack.vocabulary.some_special(3)])
+    await stack.generate(prompts.unique(8), **special_often(stack))
+    await stack.client_life("made again")
+    await stack.detokenize(prompts.unique(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from backends.miniature import tokenizer
 from backends.miniature.client import MODEL, Client
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Output
@@ -30,6 +31,16 @@ class KeyNotSent(Client):
     def bearer(self) -> str:
         self.fired += self.key != ""
         return ""
+
+
+@seeded("client_lives", "texts_by_a_server", caught_by=["detokenize"], changes=frozenset({"Client.read_by_a_server"}))
+class TextsByAServer(Client):
+    """What a server reads for a client without a tokenizer leaves special tokens out."""
+
+    def read_by_a_server(self, ids: list[int]) -> str:
+        text = tokenizer.decode(ids)
+        self.fired += text != super().read_by_a_server(ids)
+        return text
 
 
 @seeded("client_lives", "configured_by_a_merged_adapter", caught_by=["client_lives"])
