@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from harness.checks.base import Check, Evidence, failed, passed
 from harness.checks.liveness import EVERY_CALL_ENDS
+from harness.checks.request_fields import AFTER_AN_ERROR
 from harness.contract.errors import Blame
 from harness.contract.topology import Topology
 from harness.judging.causes import Why
@@ -257,6 +258,11 @@ def test_a_call_without_a_partner_is_untestable_never_dropped():
         found = both(left, right)["calls.paired"]
         assert (found.status, found.blame, found.red) == (Parity.UNTESTABLE, Blame.HARNESS, True)
         assert found.reason == f"calls without a partner on the other side: generate ({role})"
+
+
+def test_what_only_the_stack_with_an_error_is_asked_needs_no_partner():
+    assert "calls.paired" not in both([answer()], [answer(), answer(label=AFTER_AN_ERROR)])
+    assert both([answer()], [answer(), answer(label="after")])["calls.paired"].red
 
 
 @pytest.mark.parametrize(("asked", "status"), [((3, 2), Parity.OPEN), ((3, 3), Parity.UNTESTABLE)])

@@ -18,6 +18,9 @@ from harness.records.verdict import Effect, FieldEffect
 
 AS_IT_IS = "as it is"
 """Label of the request to which each case adds one field."""
+AFTER_AN_ERROR = "after an error"
+"""Label of good requests that let a router see that its servers live. Only the stack that had the error gets them: they have no
+partner on the other one."""
 PAIR = " + "
 """Between the names of two fields that one request has, and between the kinds of their values."""
 ALIASES = {
@@ -25,6 +28,7 @@ ALIASES = {
     "stop_token_ids": ("stop token",),
     "top_logprobs": ("logprobs",),
     "session_id": ("session id",),
+    "logits_processors": ("logits processors",),
 }
 """Other names under which an error may speak of a field (vLLM, ChatCompletionRequest.to_sampling_params; SkyRL, "Session ID must be
 …")."""

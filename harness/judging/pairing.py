@@ -12,6 +12,7 @@ from typing import final
 
 import msgspec
 
+from harness.checks.request_fields import AFTER_AN_ERROR
 from harness.contract.messages import CHOICES, FIRST_TRAINED, METHODS
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.wire import as_openai
@@ -33,8 +34,9 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compared(trace: ScenarioTrace) -> list[Call]:
-    """The scenario's own calls that are compared, in order of their start."""
-    own = (as_openai(call) for call in trace.own_calls if not METHODS[call.method].polled)
+    """The scenario's own calls that are compared, in order of their start. What one stack alone is asked has no partner."""
+    asked = (call for call in trace.own_calls if not METHODS[call.method].polled and call.label != AFTER_AN_ERROR)
+    own = map(as_openai, asked)
     return sorted(own, key=lambda call: (call.started_ns, call.id))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fixtures.prompts import Prompts
 from fixtures.request_fields import VALID, Case, in_pairs, of_its_type, of_other_types
 from harness.checks.matching import SHAPING
-from harness.checks.request_fields import AS_IT_IS, FIELD_PAIRS, REQUEST_FIELDS
+from harness.checks.request_fields import AFTER_AN_ERROR, AS_IT_IS, FIELD_PAIRS, REQUEST_FIELDS
 from harness.contract.capability import Capability
 from harness.contract.errors import CallFailed, NotOffered
 from harness.contract.messages import HttpRequest
@@ -73,7 +73,7 @@ def by_http(path: str) -> Send:
     return by_address
 
 
-async def tried(stack: Stack, prompts: Prompts, call: Coroutine[Any, Any, Any]) -> None:
+async def tried(stack: Stack, good: list[list[int]], call: Coroutine[Any, Any, Any]) -> None:
     """Make the call; a value that asks for a capability which the stack does not declare is not sent. After a server error each
     server gets good requests: a router takes a server for dead after some errors in a row, and the next cases would meet that."""
     try:
@@ -83,7 +83,7 @@ async def tried(stack: Stack, prompts: Prompts, call: Coroutine[Any, Any, Any]) 
     except CallFailed:
         answer = None
     if answer is None or getattr(answer, "status", 0) >= 500:
-        await stack.attempt(stack.generate(prompts.unique(SPREAD), max_tokens=1, **GREEDY))
+        await stack.attempt(stack.generate(good, label=AFTER_AN_ERROR, max_tokens=1, **GREEDY))
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -159,10 +159,11 @@ async def every_pair(stack: Stack, prompts: Prompts, *, send: Send, call: str, w
 
 async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_once: int = 1) -> None:
     """Each case in a request. Of several at once every third is a batch."""
+    good = prompts.unique(SPREAD)
     calls = (
         tried(
             stack,
-            prompts,
+            good,
             send(stack, prompts, 2 if at_once > 1 and number % 3 == 0 else 1)({**PARAMS, **case.values}, case.label),
         )
         for number, case in enumerate(cases)
