@@ -280,7 +280,7 @@ async def test_experts_of_frozen_requests(stack: Stack, prompts: Prompts) -> Non
 @scenario(
     task=10,
     promise="a request for experts whose caller goes away ends at its engine, is not sent again, and disturbs no other",
-    needs={*NEEDS, Capability.PAUSE_KEEP},
+    needs=NEEDS,
     checks=[CANCELLATION, greedy(OTHERS)],
     topologies=["moe"],
 )
