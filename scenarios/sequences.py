@@ -32,6 +32,8 @@ COMMON = frozenset(
 )
 """Capabilities of sequences that need no others, so that stacks which offer little are asked too."""
 DEATH = COMMON | {"kill_server"}
+ABORT = frozenset({"pause_abort", "weight_sync", "reset_prefix_cache", "health", "completion", "chat_completion"})
+"""Capabilities of sequences for stacks that pause by aborting alone (SkyRL 0.1.0)."""
 HOLD_S = 0.25
 """Seconds that a pause with requests lasts at least: long enough to catch an engine that runs on."""
 
@@ -164,6 +166,7 @@ def write() -> None:
         ("common_torn", 2, lambda step: needs(step) <= COMMON and not sleeps([step])),
         ("all_torn", 1, lambda step: not sleeps([step]) and not dies([step])),
         ("common_death", 3, lambda step: needs(step) <= DEATH and not sleeps([step]) and step.how != GIVEN_UP),
+        ("abort", 4, lambda step: needs(step) <= ABORT and not sleeps([step]) and not spoils([step])),
         ("all_death", 1, lambda step: not sleeps([step]) and step.how != GIVEN_UP),
     ]
     lines = ["# Written by `python -m scenarios.sequences`. Do not edit."]

@@ -66,7 +66,7 @@ STEPS: tuple[Step, ...] = (
 
 
 NEEDS: dict[str, set[Capability]] = {
-    "resume": {Capability.PAUSE_KEEP},
+    "resume": set(),
     "sleep": {Capability.SLEEP},
     "wake_up": {Capability.SLEEP},
     "wake_up weights": {Capability.SLEEP, Capability.WAKE_UP_TAGS},
