@@ -83,7 +83,10 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
     "stop": ("a single stop string is a list of one", lambda _row, given, seen: _as_list(given) == _as_list(seen)),
     "stop_token_ids": ("the model's own end tokens are added", lambda _row, given, seen: set(given) == set(seen)),
     "bad_words": ("none is an empty list", lambda _row, given, seen: list(given or ()) == list(seen or ())),
-    "logprobs": ("True means 1, and in a chat top_logprobs", lambda row, given, seen: seen in _logprobs(row, given)),
+    "logprobs": (
+        "True means 1, and in a chat top_logprobs; none if logprob_token_ids take precedence",
+        lambda row, given, seen: seen in _logprobs(row, given),
+    ),
     "prompt_logprobs": ("True means 1", lambda _row, given, seen: seen == (1 if given is True else given)),
     "max_completion_tokens": ("is max_tokens in a chat", lambda _row, given, seen: seen == given),
     "logit_bias": (
@@ -100,9 +103,11 @@ def _copies(row: Row) -> int:
 
 
 def _logprobs(row: Row, given: Any) -> set[Any]:
+    number = 1 if given is True else given
+    none = {None} if row.params.get("logprob_token_ids") else set()
     if row.call.method == "chat_completion":
-        return {None} if given is False else {row.params.get("top_logprobs") or 0, 1 if given is True else given}
-    return {1 if given is True else given}
+        return {None} if given is False else none | {row.params.get("top_logprobs") or 0, number}
+    return none | {number}
 
 
 def _same(given: Any, seen: Any) -> bool:

@@ -39,6 +39,7 @@ def one_call(given: dict, at_engine: dict, method: str = "generate") -> Scene:
         ({"logit_bias": {"5": 200.0}}, {"logit_bias": {5: 100.0}}),
         ({"structured_outputs": {"choice": ["1"]}}, {"structured_outputs": "<StructuredOutputsParams>"}),
         ({"thinking_token_budget": -1}, {"thinking_token_budget": None}),
+        ({"logprobs": 1, "logprob_token_ids": [3]}, {"logprobs": None, "logprob_token_ids": [3]}),
         (
             {"max_tokens": "4", "top_p": "0.5", "ignore_eos": "true"},
             {"max_tokens": 4, "top_p": 0.5, "ignore_eos": True},
