@@ -159,12 +159,12 @@ async def every_pair(stack: Stack, prompts: Prompts, *, send: Send, call: str, w
 
 
 async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_once: int = 1) -> None:
-    """Each case in a request. Of several at once every third is a batch."""
-    good = prompts.unique(SPREAD)
+    """Each case in a request. Of several at once every third is a batch. Prompts of good requests are drawn with each case, whether
+    they are asked or not, so that every stack gets the same ones in the next."""
     calls = (
         tried(
             stack,
-            good,
+            prompts.unique(SPREAD),
             send(stack, prompts, 2 if at_once > 1 and number % 3 == 0 else 1)({**PARAMS, **case.values}, case.label),
         )
         for number, case in enumerate(cases)
