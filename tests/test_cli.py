@@ -364,7 +364,9 @@ def test_the_ledger_over_several_runs_ends_red_where_an_entry_explains_nothing(
 
     assert ended("other", "green", "red") == ended("red", "--all") == ended("other") == 0
     assert ended("other", "green") == ended("other", "--all") == 1
-    assert "were judged and explain nothing" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "nothing about it was judged" in shown.out  # with --all alone
+    assert f"red: {entry.id} ({entry.targets[0]}) explains nothing (judged: 1): remove it" in shown.err
     assert parity(monkeypatch, "ledger", str(tmp_path / "red"), "--json", str(tmp_path / "uses.json")) == 0
     (use,) = msgspec.json.decode((tmp_path / "uses.json").read_bytes())["entries"]
     assert (use["entry"], use["judged"], use["explained"], use["runs"]) == (entry.id, 1, 1, [str(tmp_path / "red")])

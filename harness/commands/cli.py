@@ -1375,6 +1375,7 @@ def used_entries(
     """Add up what each entry of the ledger explains in several runs. An entry that was judged and explains nothing is red.
 
     One run with a selection cannot say that an entry is needed nowhere; all runs together can. Reads each run's report.json.
+    Shows the entries that were judged; with --all, the others too.
 
     \b
     Examples:
@@ -1389,21 +1390,24 @@ def used_entries(
     from harness.judging.ledger import load, uses
 
     found = uses(load(), {name: _read_report(run_folder(name)).verdicts for name in runs})
-    names = [f"{use.entry} ({use.target})" for use in found]
-    width = max(map(len, names), default=0)
+    stale, unjudged = [use for use in found if use.stale], [use for use in found if not use.judged]
+    shown = found if all_driven else [use for use in found if use.judged]
+    width = max((len(f"{use.entry} ({use.target})") for use in shown), default=0)
     typer.echo(f"{'entry (target)':<{width}}  explains  judged  runs")
-    for name, use in zip(names, found, strict=True):
-        said = "explains nothing: remove it" if use.stale else "" if use.judged else "nothing about it was judged"
+    for use in shown:
+        said = "" if use.judged else "nothing about it was judged"
         in_runs = f"{len(use.runs)} of {len(runs)}"
+        name = f"{use.entry} ({use.target})"
         typer.echo(f"{name:<{width}}  {use.explained:>8}  {use.judged:>6}  {in_runs:<8}{said}".rstrip())
-    stale, unjudged = sum(use.stale for use in found), sum(not use.judged for use in found)
     typer.echo(
-        f"{len(found)} entries: {len(found) - stale - unjudged} explain something, {stale} were judged and explain nothing, "
-        f"about {unjudged} nothing was judged"
+        f"{len(found)} entries: {len(found) - len(stale) - len(unjudged)} explain something, {len(stale)} were judged and explain "
+        f"nothing, about {len(unjudged)} nothing was judged"
     )
+    for use in stale:
+        typer.echo(f"red: {use.entry} ({use.target}) explains nothing (judged: {use.judged}): remove it", err=True)
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode({"runs": runs, "entries": found})) + b"\n")
-    raise typer.Exit(int(stale > 0 or (all_driven and unjudged > 0)))
+    raise typer.Exit(int(bool(stale) or (all_driven and bool(unjudged))))
 
 
 @app.command()
