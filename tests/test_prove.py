@@ -551,8 +551,7 @@ def test_a_fault_that_16_bits_hide_is_driven_in_float32_and_named_otherwise(dtyp
         (["--stack", "toy", "--fault", "moves", "--fault", "no_such*"], "--fault no_such* matches no fault of toy"),
         (["--stack", "toy", "-k", "no_such_scenario"], "selects no scenario"),
         (["--stack", "toy", "-k", "a and"], "-k a and: "),
-        (["--stack", "toy", "--fault", "moves", "--readme"], "the README shows whole runs only"),
-        (["--stack", "toy", "--whole", "1/2", "--readme"], "the README shows whole runs only"),
+        (["--stack", "toy", "--fault", "moves", "--readme"], "the README shows runs of all faults only"),
         (["--stack", "toy", "--whole", "4/3"], "--whole 4/3 is no part of a whole"),
         (["--stack", "toy", "--whole", "third"], "--whole third is no part of a whole"),
         (["--stack", "skyrl-0.2.0:http", "--whole", "1/3"], "each fault of skyrl-0.2.0:http names its few scenarios"),
@@ -608,7 +607,7 @@ def test_the_command_is_green_and_renews_the_readme(driven, monkeypatch, tmp_pat
     driven["matrix"] = green()
     assert parity(monkeypatch, "prove", "--stack", "toy", "--readme") == 0
     text = (tmp_path / "README.md").read_text()
-    assert "| `toy` | – | 4 of 4 | 3 of 3 | 2 | 8 | green |" in text
+    assert "| `toy` | – | 4 of 4 | 4 | 3 of 3 | 2 | 8 | green |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
 
@@ -718,7 +717,7 @@ def test_the_figures_are_renewed_a_row_a_stack_and_of_whole_runs_only(tmp_path):
     with pytest.raises(UsageError, match="there is no block"):
         kill_figures.renewed("a", [])
     for part in (matrix(filters=["-k x"]), matrix(outcome="interrupted")):
-        with pytest.raises(UsageError, match="whole runs only"):
+        with pytest.raises(UsageError, match="runs of all faults only"):
             kill_figures.renew(tmp_path / "README.md", part)
 
 

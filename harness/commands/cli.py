@@ -992,10 +992,10 @@ def prove(
     from harness.proving.prove import MINIATURES, Request, plans
 
     part = _part(whole)
-    if readme and (fault or k or part[1] > 1 or dtype == "auto"):
+    if readme and (fault or k or dtype == "auto"):
         raise UsageError(
-            "the README shows whole runs only, in a dtype that has a name",
-            next_step="leave out --fault, -k, --whole and --dtype auto, or --readme",
+            "the README shows runs of all faults only, in a dtype that has a name",
+            next_step="leave out --fault, -k and --dtype auto, or --readme",
         )
     request = Request(
         stacks=tuple(stack or MINIATURES),
