@@ -487,6 +487,25 @@ def test_routing_is_compared_as_a_partition_not_by_the_servers_names():
     assert status(["a", "b", "a"], ["y", "y", "y"]) == Parity.OPEN
 
 
+def test_sessions_that_one_side_alone_was_asked_for_are_no_difference_of_routing():
+    def asked(sessions: dict[str, str]) -> Judged:
+        prompts = {name: [n, n] for n, name in enumerate("abc")}
+        started = traces.tick()
+        seen = [o for name, at in sessions.items() for o in traces.executed(prompts[name], [9], server=at)]
+        calls = [
+            traces.generate([prompts[name]], [[9]], session_ids=[name], params=GREEDY, started_ns=started)
+            for name in sessions
+        ]
+        return side(traces.trace(*calls, observations=seen, target=f"stack:{len(sessions)}"))
+
+    def status(old: dict[str, str], new: dict[str, str]) -> str:
+        return {v.check: v.status for v in compare(SCENARIO, asked(old), asked(new), None, [])}["routing.partition"]
+
+    whole = {"a": "one", "b": "one", "c": "one"}
+    assert status(whole, {"b": "x", "c": "x"}) == status({"b": "x", "c": "x"}, whole) == Parity.PARITY
+    assert status(whole, {"b": "x", "c": "y"}) == Parity.OPEN
+
+
 def test_sessions_of_a_call_that_one_side_refuses_are_no_difference_of_routing():
     def asked(**about: Any) -> list[Call | Observation]:
         started = traces.tick()

@@ -35,6 +35,19 @@ def test_order_of_calls_to_other_methods_does_not_matter():
     assert first.unique(3) == second.unique(3)
 
 
+def test_a_case_has_its_prompts_whichever_others_are_asked():
+    first, second = Prompts("a", seed=3), Prompts("a", seed=3)
+    given = [tuple(p) for case in ("x: null", "y: null") for p in everything(first.of(case))]
+    assert len(set(given)) == len(given)
+    assert everything(second.of("y: null")) == [list(p) for p in given[len(given) // 2 :]]
+    assert not set(given) & {tuple(p) for p in everything(first)}
+
+
+def test_a_case_that_comes_twice_has_other_prompts_each_time():
+    prompts = Prompts("a")
+    assert prompts.of("x").unique(3) != prompts.of("x").unique(3)
+
+
 def test_only_ordinary_tokens_and_lengths_as_asked():
     assert all(2 < token < 512 for prompt in everything(Prompts("a")) for token in prompt)
     lengths = {len(p) for p in Prompts("a").ragged(64)}

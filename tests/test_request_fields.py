@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 from fixtures.request_fields import UNKNOWN, in_pairs, of_its_type, of_other_types
+from harness.driving.stack import Stack
+from tests.miniature import bench
 
 SCHEMA = {
     "properties": {
@@ -90,3 +92,40 @@ def test_every_two_fields_meet_with_mild_values_that_are_asked_for_alone():
 def test_more_meetings_are_more_values():
     once, often = (len(in_pairs(SCHEMA, frozenset(), meetings)[1]) for meetings in (1, 3))
     assert once < often
+
+
+def without_one_more(listed):
+    """What a stack lists, without one of the fields or forms in the middle."""
+
+    async def fewer(stack, *asked, **options):
+        found = await listed(stack, *asked, **options)
+        if isinstance(found, list):
+            return found[:5] + found[6:]
+        return {
+            call: {**schema, "properties": {name: of for name, of in schema["properties"].items() if name != "top_k"}}
+            for call, schema in found.items()
+        }
+
+    return fewer
+
+
+@pytest.mark.parametrize(
+    ("scenario", "method"),
+    [
+        ("request_fields.test_generate", "request_schemas"),
+        ("request_fields.test_completion_in_pairs", "request_schemas"),
+        ("call_forms.test_sample", "form"),
+    ],
+)
+def test_a_case_is_asked_alike_whichever_other_fields_or_forms_a_stack_has(scenario, method, tmp_path, monkeypatch):
+    def asked(folder):
+        with bench(folder) as stacks:
+            stacks.drive(scenario)
+            calls = stacks.trace(scenario).own_calls
+        return {call.label: call.request for call in calls if call.label and call.method != "form"}
+
+    whole = asked(tmp_path / "whole")
+    monkeypatch.setattr(Stack, method, without_one_more(getattr(Stack, method)))
+    fewer = asked(tmp_path / "fewer")
+    assert len(whole) > len(fewer) > 20
+    assert {label: whole[label] for label in fewer} == fewer

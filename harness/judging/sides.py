@@ -370,8 +370,10 @@ def _logprobs(left: Call, right: Call, bound: float, numbers: Numbers, why: tupl
 
 
 def _partition(baseline: Evidence, candidate: Evidence, twin: Evidence | None, facets: dict[str, Facet]) -> None:
-    ours, theirs = partition(baseline), partition(candidate)
-    twins = partition(twin) if twin is not None and (ours or theirs) else {}
+    """Of sessions that both were asked for: what one alone was asked says `calls.paired`."""
+    asked = _sessions(baseline) & _sessions(candidate)
+    ours, theirs = partition(baseline, asked), partition(candidate, asked)
+    twins = partition(twin, asked) if twin is not None and (ours or theirs) else {}
     failed = {
         f"session {json.dumps(r.session)}" for one in (baseline, candidate) for r in rows(one) if r.state == "failed"
     }
@@ -384,18 +386,23 @@ def _partition(baseline: Evidence, candidate: Evidence, twin: Evidence | None, f
         facets[PARTITION].compare(session, (a, b), why, noisy=noisy)
 
 
-def partition(evidence: Evidence) -> dict[str, str]:
-    """Which sessions share their servers: session → the first session on the same servers.
+def _sessions(evidence: Evidence) -> set[str]:
+    return {json.dumps(row.session) for row in rows(evidence) if row.session is not None}
+
+
+def partition(evidence: Evidence, among: Collection[str]) -> dict[str, str]:
+    """Which of these sessions share their servers: session → the first session on the same servers.
 
     Two stacks that spread the same sessions alike give the same mapping, though they number their servers differently.
     """
-    if not any(row.session is not None for row in rows(evidence)):
+    if not among:
         return {}
     served = dict(_servers(evidence))
     first: dict[frozenset[str], str] = {}
     return {
         f"session {session}": f"with session {first.setdefault(servers, session)}"
         for session, servers in sorted(served.items())
+        if session in among
     }
 
 

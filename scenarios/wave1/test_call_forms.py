@@ -66,7 +66,7 @@ async def every_form(stack: Stack, prompts: Prompts, *, send: Callable[[Stack, P
     await formed(stack, AS_IT_IS, send(stack, prompts))
     forms = stack.within_budget(await stack.form(None))
     forms.sort(key=_risk)
-    await one_by_one(stack, (stack.attempt(formed(stack, form, send(stack, prompts))) for form in forms))
+    await one_by_one(stack, (stack.attempt(formed(stack, form, send(stack, prompts.of(form)))) for form in forms))
     await stack.form(None)
     if not await until_idle(stack):
         stack.give_up()

@@ -29,10 +29,13 @@ OWN: dict[str, Any] = {"session_id": {"type": ["string", "integer", "null"]}}
 STREAMS = frozenset({"stream", "stream_options"})
 """Left out of pairs that the Python client is asked for: it asks half a minute for each. The address streams."""
 ORDER = 1
-"""Seed of the order, in which records come last: they break most."""
+"""Seed of the order of cases, and of which are batches. A case has its place whichever others a stack has."""
 
 AT_ONCE = 16
 """Requests in flight when pairs are asked for: their values are mild, so that few break anything."""
+
+BATCHES = 1 / 3
+"""Share of batches among pairs."""
 
 Values = Callable[[dict[str, Any], frozenset[str], int], Iterator[Case]]
 Ask = Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]
@@ -124,8 +127,7 @@ async def every_field(stack: Stack, prompts: Prompts, *, send: Send, call: str, 
         schema |= {"properties": schema["properties"] | OWN}
     await send(stack, prompts, 1)(PARAMS, AS_IT_IS)
     cases = stack.within_budget(values(schema, INPUT, stack.times(VALID)))
-    random.Random(ORDER).shuffle(cases)
-    cases.sort(key=lambda case: isinstance(case.values[case.field], dict))
+    cases.sort(key=lambda case: (isinstance(case.values[case.field], dict), drawn(case)))  # records break most
     await ask(stack, prompts, send, cases)
 
 
@@ -159,17 +161,23 @@ async def every_pair(stack: Stack, prompts: Prompts, *, send: Send, call: str, w
 
 
 async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_once: int = 1) -> None:
-    """Each case in a request. Of several at once every third is a batch. Prompts of good requests are drawn with each case, whether
-    they are asked or not, so that every stack gets the same ones in the next."""
+    """Each case in a request. Of several at once every third is a batch. A case has prompts of its own: stacks whose schemas differ
+    in a field are asked the same in all others."""
     calls = (
         tried(
             stack,
-            prompts.unique(SPREAD),
-            send(stack, prompts, 2 if at_once > 1 and number % 3 == 0 else 1)({**PARAMS, **case.values}, case.label),
+            own.unique(SPREAD),
+            send(stack, own, 2 if at_once > 1 and drawn(case) < BATCHES else 1)({**PARAMS, **case.values}, case.label),
         )
-        for number, case in enumerate(cases)
+        for case in cases
+        for own in (prompts.of(case.label),)
     )
     await one_by_one(stack, calls, at_once)
+
+
+def drawn(case: Case) -> float:
+    """A number between 0 and 1, always the same for a case."""
+    return random.Random(f"{ORDER} {case.label}").random()
 
 
 @scenario(
