@@ -285,6 +285,25 @@ def test_what_only_one_stack_has_is_named_where_a_scenario_asks_for_all(asked, s
     assert found["calls.paired"].causes == ({Why.ASKED_OF_ONE: 1} if status is Parity.OPEN else {})
 
 
+@pytest.mark.parametrize(("alike", "status"), [(1, Parity.OPEN), (0, Parity.UNTESTABLE)])
+@pytest.mark.parametrize("verdict", ["pass", "fail"])
+def test_an_enumeration_whose_cases_were_asked_otherwise_compares_nothing(verdict, alike, status):
+    def enumerating(name: str, calls: list[Call]) -> Judged:
+        mark = Mark(name=ENUMERATED, step=0, at_ns=traces.tick(), numbers={"driven": len(calls), "left_out": 0})
+        return side(traces.trace(*calls, target=name, marks=[mark]), verdict, check=SCENARIO.checks[0].name)
+
+    def asked(prompts: dict[str, int]) -> list[Call]:
+        return [traces.generate([[n, n]], [[1]], params=GREEDY, label=case) for case, n in prompts.items()]
+
+    sides = [
+        enumerating("stack:old", asked({"a: null": 5, **({"b: null": 7} if alike else {})})),
+        enumerating("stack:new", asked({"new: null": 5, "a: null": 6, **({"b: null": 7} if alike else {})})),
+    ]
+    found = {v.check: v for v in compare(SCENARIO, *sides, None, NOISE)}["calls.paired"]
+    assert found.status is status
+    assert ("1 of the same cases were asked with other requests" in found.reason) is (status is Parity.UNTESTABLE)
+
+
 def test_concurrent_calls_are_paired_by_what_they_asked_not_by_when_they_ended():
     calls = [traces.generate([[n]], [[n]], params=GREEDY, started_ns=100, ended_ns=200 + n) for n in range(1, 5)]
     found = both(calls, calls[::-1])

@@ -25,6 +25,7 @@ from harness.judging.causes import Why
 from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
+from harness.judging.pairing import Pairing
 from harness.judging.sides import Comparison, Facet, covered, lay_side_by_side
 from harness.machine.targets import released
 from harness.records.recording import ENUMERATED, Call, ScenarioTrace
@@ -33,6 +34,8 @@ from harness.suite.scenario import Scenario
 
 PAIRED = "calls.paired"
 """Facet of the calls themselves: every call of one side has its partner on the other."""
+ASKED_OTHERWISE = "asked_otherwise"
+"""Number of an enumeration's cases that both sides have and each was asked otherwise, where that leaves next to nothing to compare."""
 
 
 @final
@@ -320,7 +323,7 @@ def _beside_failures(
     ]
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.differences]
     more = [*_errors(about, found, aside), *_unpaired(about, found, both)]
-    verdicts += [verdict for verdict in more if verdict.status is Parity.OPEN]
+    verdicts += [verdict for verdict in more if verdict.status is Parity.OPEN or ASKED_OTHERWISE in verdict.numbers]
     return [msgspec.structs.replace(v, reason=f"{v.reason} ({'; '.join(fails)})") for v in verdicts]
 
 
@@ -455,7 +458,10 @@ def _unpaired(about: _About, found: Comparison, both: tuple[Evidence, Evidence])
         {"side": role, "call": call.method, "label": call.label, "request": call.request} for role, call in alone[:3]
     ]
     ours, theirs = (_enumerated(side.trace) for side in both)
-    if ours and theirs and ours != theirs:
+    enumerates = bool(ours and theirs and ours != theirs)
+    otherwise = _asked_otherwise(pairing) if enumerates else 0
+    empty = otherwise > len(pairing.pairs)
+    if enumerates and not empty:
         counts = ", ".join(
             f"{count} of {call} ({role})"
             for (role, call), count in sorted(Counter((role, call.method) for role, call in alone).items())
@@ -481,14 +487,15 @@ def _unpaired(about: _About, found: Comparison, both: tuple[Evidence, Evidence])
             )
         ]
     methods = sorted({f"{call.method} ({role})" for role, call in alone})
+    more = f"; {otherwise} of the same cases were asked with other requests" if empty else ""
     return [
         about(
             PAIRED,
             Parity.UNTESTABLE,
-            f"calls without a partner on the other side: {', '.join(methods)}",
+            f"calls without a partner on the other side: {', '.join(methods)}{more}",
             Blame.HARNESS,
             facts=len(pairing.pairs),
-            numbers={"unpaired": float(len(alone))},
+            numbers={"unpaired": float(len(alone)), **({ASKED_OTHERWISE: float(otherwise)} if empty else {})},
             evidence=evidence,
         )
     ]
@@ -497,6 +504,15 @@ def _unpaired(about: _About, found: Comparison, both: tuple[Evidence, Evidence])
 def _enumerated(trace: ScenarioTrace) -> list[float]:
     """Number of cases in each enumeration of the scenario: they are what the stack itself says that it has."""
     return [sum(mark.numbers.values()) for mark in trace.own_marks if mark.name == ENUMERATED]
+
+
+def _asked_otherwise(pairing: Pairing) -> int:
+    """Cases of one name that each side was asked with another request. Few may be: values are drawn from schemas that differ. If
+    they are more than the pairs, the scenario's requests depend on what else a stack has, and next to nothing is compared."""
+    ours, theirs = (
+        {(call.method, call.label) for call in calls if call.label} for calls in (pairing.left_only, pairing.right_only)
+    )
+    return len(ours & theirs)
 
 
 def _follow_parted_answers(found: Comparison) -> bool:
