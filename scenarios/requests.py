@@ -97,14 +97,17 @@ async def one_by_one(stack: Stack, calls: Iterable[Coroutine[Any, Any, Any]], at
     """Each call, the next one when fewer than `at_once` are unanswered or `PATIENCE_S` are over. A stack that leaves `MOST_LATE` of
     them unanswered for that long, or one at the end, is given up."""
     asked: list[asyncio.Task[Any]] = []
-    waiting: set[asyncio.Task[Any]] = set()
+    running: list[asyncio.Task[Any]] = []
+    left_behind: list[asyncio.Task[Any]] = []  # no longer waited for; once it ends, it is no reason to start one more
     hangs = False
     for call in calls:
         asked.append(asyncio.create_task(call))
-        waiting.add(asked[-1])
-        if len(waiting) >= at_once:
-            _, waiting = await asyncio.wait(waiting, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        if hangs := len(waiting) > at_once - 1 + MOST_LATE:
+        running.append(asked[-1])
+        if len(running) >= at_once:
+            done, _ = await asyncio.wait(running, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            left_behind = [task for task in left_behind if not task.done()] + ([] if done else [running.pop(0)])
+            running = [task for task in running if task not in done]
+        if hangs := len(left_behind) > MOST_LATE:
             break
     done, late = await asyncio.wait(asked, timeout=0 if hangs else LAST_S) if asked else (set(), set())
     if late:

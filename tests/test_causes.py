@@ -12,7 +12,8 @@ import pytest
 from harness.checks.base import Evidence
 from harness.contract.errors import UsageError
 from harness.judging import headers
-from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_form, of_place
+from harness.judging.causes import Asked, Why, of_failure, of_form, of_place
+from harness.judging.facets import NOT_THERE, WHOLE, outputs, side_by_side
 from harness.judging.gate import decide
 from harness.judging.open_differences import Entry, by_cause, load
 from harness.judging.pairing import pair
@@ -193,6 +194,29 @@ def test_the_cause_of_a_field_that_one_body_lacks(place, value, causes):
     assert why("outputs.bodies", 1, 2, place=place) == []
 
 
+def test_what_one_side_lacks_of_a_body_is_one_place():
+    def asked(*choices: dict[str, Any]):
+        return traces.openai("chat_completion", {"temperature": 0}, {"choices": list(choices), "usage": {"total": 3}})
+
+    content = {"content": [{"token": "a", "bytes": [97]}, {"token": "b", "bytes": [98]}]}
+    whole, fewer = asked({"logprobs": content}), asked({"logprobs": {"content": content["content"][:1]}})
+    usage = {"usage.total": 3}
+    for lacking, has, place in (
+        (asked({"logprobs": None}), {"choices[0].logprobs": None}, "choices[0].logprobs"),
+        (asked({}), {"choices[0]": {}}, "choices[0].logprobs"),
+        (asked(), {"choices": []}, "choices[0]"),
+    ):
+        ours, theirs, twins = (one["outputs.bodies"] for one in side_by_side(whole, lacking, fewer))
+        assert ours == twins == usage | {place: WHOLE}
+        assert theirs == usage | has
+        assert [one["outputs.bodies"] for one in side_by_side(lacking, whole)] == [theirs, ours]
+    ours, theirs = (one["outputs.bodies"] for one in side_by_side(whole, fewer))
+    first = {"choices[0].logprobs.content[0].token": "a", "choices[0].logprobs.content[0].bytes[0]": 97}
+    assert theirs == usage | first
+    assert ours == usage | first | {"choices[0].logprobs.content[1]": WHOLE}
+    assert side_by_side(whole, whole, None) == [outputs(whole), outputs(whole), {}]
+
+
 def opened(name: str, **causes: int):
     return verdict("ordering", name, "outputs.text", HTTP, baseline=LEGACY, status="open", causes=causes)
 
@@ -213,9 +237,15 @@ def opened(name: str, **causes: int):
         ("choices[0].logprobs.content[2].bytes[0]", 97, NOT_THERE, []),
         ("choices[0].logprobs.content[2].bytes", NOT_THERE, [], [Why.TOKEN_TEXT]),
         ("choices[0].logprobs.content[2].top_logprobs[3].logprob", -0.9, -0.8, []),
+        ("choices[0].prompt_logprobs[4].232.decoded_token", "ա", "", [Why.TOKEN_TEXT]),
+        ("choices[0].prompt_logprobs[4].232.decoded_token", "a", "", []),
+        ("choices[0].logprobs", WHOLE, None, [f"{Why.FIELD}:logprobs"]),
+        ("choices[0].logprobs", WHOLE, NOT_THERE, [f"{Why.FIELD}:logprobs"]),
+        ("choices[0].token_ids", WHOLE, None, [Why.NO_TOKEN_IDS]),
+        ("choices[0].logprobs.content[2]", WHOLE, NOT_THERE, []),
     ],
 )
-def test_the_cause_of_the_texts_of_single_tokens(place, baseline, candidate, causes):
+def test_the_cause_of_the_texts_of_single_tokens_and_of_what_one_side_lacks(place, baseline, candidate, causes):
     assert why("outputs.bodies", baseline, candidate, place=place, method="completion") == causes
 
 

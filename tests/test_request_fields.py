@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from fixtures.request_fields import UNKNOWN, in_pairs, of_its_type, of_other_types
 from harness.driving.stack import Stack
+from scenarios import requests
 from tests.miniature import bench
 
 SCHEMA = {
@@ -129,3 +132,44 @@ def test_a_case_is_asked_alike_whichever_other_fields_or_forms_a_stack_has(scena
     fewer = asked(tmp_path / "fewer")
     assert len(whole) > len(fewer) > 20
     assert {label: whole[label] for label in fewer} == fewer
+
+
+def test_once_a_late_request_has_ended_others_are_alone_again(monkeypatch):
+    monkeypatch.setattr(requests, "PATIENCE_S", 0.02)
+    at_once: list[int] = []
+
+    async def drive() -> None:
+        ends = asyncio.Event()
+        running: set[int] = set()
+
+        async def quick(number: int) -> None:
+            running.add(number)
+            at_once.append(len(running))
+            if number == 2:
+                ends.set()  # the late one ends while this one runs
+            await asyncio.sleep(0.005)
+            running.remove(number)
+
+        stack = SimpleNamespace(give_up=lambda: pytest.fail("nothing hangs"))
+        await requests.one_by_one(stack, [ends.wait(), *map(quick, range(8))])
+
+    asyncio.run(drive())
+    assert at_once == [1] * 8
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_stack_that_leaves_many_requests_unanswered_is_given_up(at_once, monkeypatch):
+    monkeypatch.setattr(requests, "PATIENCE_S", 0.01)
+    given_up: list[int] = []
+    asked: list[int] = []
+
+    async def drive() -> None:
+        async def hangs(number: int) -> None:
+            asked.append(number)
+            await asyncio.Event().wait()
+
+        stack = SimpleNamespace(give_up=lambda: given_up.append(len(asked)))
+        await requests.one_by_one(stack, (hangs(number) for number in range(100)), at_once)
+
+    asyncio.run(drive())
+    assert given_up == [requests.MOST_LATE + at_once]

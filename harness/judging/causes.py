@@ -15,12 +15,10 @@ import msgspec
 
 from harness.checks.text import cleaned
 from harness.contract.gym_rule import SPECIAL
-from harness.judging.facets import BODIES, STOP_REASONS, TEXT, TOKENS
+from harness.judging.facets import BODIES, NOT_THERE, STOP_REASONS, TEXT, TOKENS, WHOLE
 from harness.records.forms import BY_NUMBER, OR
 from harness.records.recording import Call
 
-NOT_THERE = "(not there)"
-"""In place of a value that a side does not have."""
 WITH = " with "
 """Before the fields of a result that shares none with the other stack's."""
 MOST_ASCII = 127
@@ -181,8 +179,8 @@ FOLLOWING = (*MADE, ".finish_reason", ".stop_reason", "usage.completion_tokens",
 """The same, with all that follows from the tokens that the model made."""
 _FIELD = re.compile(r"\.?([A-Za-z_][^.\[\]\s]*)$")
 """The last name of a place, if the place ends with one."""
-_BY_TOKEN = re.compile(r"\.logprobs\.((tokens|top_logprobs)\[|content\[.*\.(token|bytes)\b)")
-"""Places of log-probabilities that hold the text of a token: a completion's, and a chat's, which has its bytes too."""
+_BY_TOKEN = re.compile(r"\.logprobs\.((tokens|top_logprobs)\[|content\[.*\.(token|bytes)\b)|\.decoded_token$")
+"""Places of log-probabilities that hold the text of a token: a completion's, a chat's, which has its bytes too, and a prompt's."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -250,6 +248,7 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     """Causes of a difference at one place."""
     there = [value for value in (baseline, candidate) if value != NOT_THERE]
     one_sided = len(there) == 1
+    lacks = one_sided or (WHOLE in there and None in there)
     found: tuple[str, ...] = ()
     if asked.allowed_to_another and (
         facet in {TOKENS, STOP_REASONS} or (facet == BODIES and (place.endswith(FOLLOWING) or ".token_ids[" in place))
@@ -270,8 +269,8 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
         found = (Why.SYNC_IN_FLIGHT,)
     elif one_sided and there[0] is None:
         found = (Why.NULL,)
-    elif one_sided and "token_ids" in place:
-        found = (Why.NO_TOKEN_IDS,)
+    elif lacks and ("token_ids" in place or WHOLE in there):
+        found = (Why.NO_TOKEN_IDS,) if "token_ids" in place else _of_field(place)
     elif _BY_TOKEN.search(place):
         found = (Why.TOKEN_TEXT,) if all(_partial(text) for text in _token_texts(place, there)) else ()
     elif one_sided:

@@ -22,8 +22,8 @@ from harness.checks.matching import Row, assignment
 from harness.checks.pausing import dropped, pauses
 from harness.checks.trainer_runs import broken_off
 from harness.contract.messages import METHODS, Plane
-from harness.judging.causes import NOT_THERE, Why
-from harness.judging.facets import deterministic, error_of
+from harness.judging.causes import Why
+from harness.judging.facets import NOT_THERE, deterministic, error_of
 from harness.judging.pace import FAR, LEAST_TOKENS, Pace, over
 from harness.judging.pairing import Pairing, pair
 from harness.judging.sides import Difference, Facet, after_a_death, covered, given_up, on_a_broken_hop, overlaps

@@ -6,7 +6,7 @@ a seed is not here either: two right answers may differ, so only conformance jud
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -30,6 +30,11 @@ DIGESTS = "weights.digests"
 
 Outputs = dict[str, dict[str, Any]]
 """Facet → place → value, of one call."""
+
+NOT_THERE = "(not there)"
+"""In place of a value that a side does not have."""
+WHOLE = "(a list or an object)"
+"""In place of all that lies within one that the other side lacks, or has as null."""
 
 _OWN_TO_A_CALL = frozenset({"id", "created", "request_id", "system_fingerprint"})
 """Fields of an OpenAI-style body that differ from call to call (OpenAI API reference, completion object)."""
@@ -124,15 +129,53 @@ def _rows(values: list[Any] | None) -> dict[str, Any]:
     return {f"row {number}": value for number, value in enumerate(values or ())}
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Path → value of each leaf. An empty list or object is a leaf, so that it differs from an absent one."""
-    if isinstance(value, dict) and value:
+def side_by_side(*calls: Call | None) -> list[Outputs]:
+    """The outputs of two paired calls, then of others like the first. A list or an object of a body that one of the two lacks, or has
+    as null, is one place."""
+    found = [{} if call is None else outputs(call) for call in calls]
+    bodies = [
+        call.result["body"] if call and call.result and BODIES in one else None
+        for call, one in zip(calls, found, strict=True)
+    ]
+    left, right = bodies[:2]
+    if left is None or right is None or found[0][BODIES].keys() == found[1][BODIES].keys():
+        return found
+    whole = frozenset(_of_one(left, right, ""))
+    for one, body in zip(found, bodies, strict=True):
+        if whole and body is not None:
+            one[BODIES] = dict(_leaves(body, "", whole))
+    return found
+
+
+def _of_one(left: Any, right: Any, path: str) -> Iterator[str]:
+    """Paths of the lists and objects of one side that the other lacks, or has as null."""
+    ours, theirs = dict(_within(left, path)), dict(_within(right, path))
+    if (ours and right in (None, NOT_THERE)) or (theirs and left in (None, NOT_THERE)):
+        yield path
+        return
+    for place in {**ours, **theirs}:
+        yield from _of_one(ours.get(place, NOT_THERE), theirs.get(place, NOT_THERE), place)
+
+
+def _within(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Path → value of what a list or an object holds; nothing for an empty one."""
+    if isinstance(value, dict):
         for name, inner in value.items():
             if name not in _OWN_TO_A_CALL and not (name == "model" and not path):
-                yield from _leaves(inner, f"{path}.{name}" if path else name)
-    elif isinstance(value, list) and value:
-        for number, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}[{number}]")
+                yield f"{path}.{name}" if path else name, inner
+    elif isinstance(value, list):
+        yield from ((f"{path}[{number}]", inner) for number, inner in enumerate(value))
+
+
+def _leaves(value: Any, path: str, whole: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Path → value of each leaf, and of the lists and objects that are taken as a whole. An empty list or object is a leaf, so that it
+    differs from an absent one."""
+    inner = list(_within(value, path))
+    if inner and path in whole:
+        yield path, WHOLE
+    elif inner or (isinstance(value, dict) and value):
+        for place, one in inner:
+            yield from _leaves(one, place, whole)
     else:
         yield path, value
 

@@ -14,8 +14,8 @@ from typing import final
 import msgspec
 
 from harness.contract.messages import DATA_PLANE
-from harness.judging.causes import NOT_THERE, WITH, Why, of_form, of_methods
-from harness.judging.facets import deterministic, error_of
+from harness.judging.causes import WITH, Why, of_form, of_methods
+from harness.judging.facets import NOT_THERE, deterministic, error_of
 from harness.records.forms import OR
 from harness.records.recording import Call, Raw
 

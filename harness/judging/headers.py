@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from harness.judging.causes import NOT_THERE, Why
+from harness.judging.causes import Why
+from harness.judging.facets import NOT_THERE
 from harness.judging.sides import Facet
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.wire import REQUEST_ID

@@ -15,16 +15,17 @@ from harness.checks.matching import assignment, rows
 from harness.contract.errors import Blame
 from harness.contract.messages import LISTS
 from harness.judging import forms, partings
-from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_place
+from harness.judging.causes import Asked, Why, of_failure, of_place
 from harness.judging.facets import (
     BODIES,
+    NOT_THERE,
     PARTITION,
     STOP_REASONS,
     TOKENS,
     deterministic,
     error_of,
-    outputs,
     prompt_of,
+    side_by_side,
     size_of,
 )
 from harness.judging.noise import deltas
@@ -230,8 +231,7 @@ def _outputs(
     trained: bool,
     allowed_to_another: Parted,
 ) -> None:
-    ours, theirs = outputs(left), outputs(right)
-    twins = outputs(again) if again is not None else {}
+    ours, theirs, twins = side_by_side(left, right, again)
     for name in {**ours, **theirs}:
         mine, other = ours.get(name, {}), theirs.get(name, {})
         facet = facets[name]
