@@ -80,24 +80,30 @@ def test_what_follows_from_tokens_to_which_another_request_was_bound():
 
 
 @pytest.mark.parametrize(
-    ("beside", "token", "causes"),
+    ("beside", "mine", "token", "causes"),
     [
-        ({"allowed_token_ids": [1, 2]}, 1, [Why.ALLOWED_TO_ANOTHER]),
-        ({"allowed_token_ids": [1, 2], "server": "server-1"}, 1, []),
-        ({"allowed_token_ids": [1, 2]}, 9, []),
-        ({}, 1, []),
+        ({"allowed_token_ids": [1, 2]}, {}, 1, [Why.ALLOWED_TO_ANOTHER]),
+        ({"allowed_token_ids": [1, 2], "server": "server-1"}, {}, 1, []),
+        ({"allowed_token_ids": [1, 2]}, {}, 9, []),
+        ({}, {}, 1, []),
+        ({"allowed_token_ids": [1]}, {"stop_token_ids": [1, 3], "min_tokens": 1}, 0, [Why.ALLOWED_TO_ANOTHER]),
+        ({"allowed_token_ids": [1]}, {"stop_token_ids": [1, 3]}, 0, []),
+        ({"allowed_token_ids": [1, 2]}, {"stop_token_ids": [1, 3], "min_tokens": 1}, 0, []),
     ],
-    ids=["bound", "at another server", "not to this token", "nothing is bound"],
+    ids=["bound", "elsewhere", "not to this token", "nothing is bound", "none is left", "they may stop", "one is left"],
 )
-def test_a_token_to_which_another_request_was_bound_is_told_from_the_engines(beside, token, causes):
+def test_a_token_to_which_another_request_was_bound_is_told_from_the_engines(beside, mine, token, causes):
     drawn = {"temperature": 1.0, "seed": 7}
+    own = drawn | mine
     server = beside.pop("server", "server-0")
 
     def stack(token: int) -> Evidence:
         other = traces.executed([8, 8], [1], params=beside, server=server, from_ns=20)
-        mine = [traces.executed([5, n], [token if n else 4, 4], params=drawn, from_ns=21 + n) for n in (0, 1)]
+        rows = [
+            traces.executed([5, n], [token if n else 4, 4], params=own if n else drawn, from_ns=21 + n) for n in (0, 1)
+        ]
         call = traces.generate([[5, 0], [5, 1]], [[4, 4], [token, 4]], params=drawn, started_ns=10, ended_ns=99)
-        return Evidence(traces.trace(call, observations=[*other, *mine[0], *mine[1]]), traces.FakeReference())
+        return Evidence(traces.trace(call, observations=[*other, *rows[0], *rows[1]]), traces.FakeReference())
 
     for pair_ in ((stack(3), stack(token)), (stack(token), stack(3))):
         [difference] = lay_side_by_side(*pair_, None, 0.0).facets["outputs.tokens"].differences

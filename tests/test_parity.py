@@ -480,6 +480,21 @@ def test_openai_bodies_are_compared_without_what_is_each_calls_own():
     )
 
 
+@pytest.mark.parametrize(("apart", "status"), [(0.9, Parity.PARITY), (1.1, Parity.OPEN)])
+def test_without_a_twin_bodies_may_differ_by_what_rounding_moves(apart, status):
+    def asked(target: str, logprob: float) -> Judged:
+        choice = {"index": 0, "text": "a", "logprobs": {"token_logprobs": [logprob]}}
+        call = traces.openai(
+            "completion", {"model": traces.MODEL, "prompt": "x", "temperature": 0}, {"choices": [choice]}
+        )
+        return side(traces.trace(call, target=target))
+
+    sides = (asked("stack:old", -1.0), asked("stack:new", -1.0 - apart * traces.NOISE.near))
+    found = {v.check: v for v in compare(SCENARIO, *sides, None, [])}["outputs.bodies"]
+    assert found.status is status
+    assert found.causes == ({} if status is Parity.PARITY else {"unexplained": 1})
+
+
 def test_one_model_at_two_places_is_one_request():
     def ask(model: str) -> list[Call]:
         return [traces.openai("completion", {"model": model, "prompt": "x", "temperature": 0}, {"choices": []})]

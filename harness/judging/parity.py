@@ -29,6 +29,7 @@ from harness.judging.pairing import Pairing
 from harness.judging.sides import Comparison, Facet, covered, lay_side_by_side
 from harness.machine.targets import released
 from harness.records.recording import ENUMERATED, Call, ScenarioTrace
+from harness.records.reference import UnansweredQuery
 from harness.records.verdict import UNEXPLAINED, Concern, Conformance, NoiseFloor, Parity, Verdict
 from harness.suite.scenario import Scenario
 
@@ -280,7 +281,7 @@ def _facets(
     floor = next((n for n in noise if n.check == LOGPROBS), None)
     both = (baseline.evidence, candidate.evidence)
     aside = effects.apart(*both)
-    found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
+    found = lay_side_by_side(*both, twin, _bound(floor, both[0]), aside)
     facets = _all_facets(found, both, twin, aside)
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found, both))
@@ -289,6 +290,17 @@ def _facets(
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
     verdicts.extend(_gap(about, baseline, candidate, twin))
     return verdicts
+
+
+def _bound(floor: NoiseFloor | None, baseline: Evidence) -> float:
+    """The allowed difference of two log-probabilities, in nats: that of the baseline's twins, or what rounding moves if none was
+    driven (what sends hundreds of requests is driven once)."""
+    if floor is not None:
+        return floor.bound
+    try:
+        return baseline.noise.near
+    except UnansweredQuery:
+        return 0.0
 
 
 def _all_facets(
@@ -314,7 +326,7 @@ def _beside_failures(
     both = (baseline.evidence, candidate.evidence)
     apart = effects.apart(*both)
     aside = ({*baseline.concerns, *apart[0]}, {*candidate.concerns, *apart[1]})
-    found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
+    found = lay_side_by_side(*both, twin, _bound(floor, both[0]), aside)
     facets = _all_facets(found, both, twin, aside)
     fails = [
         f"the {role} fails {', '.join(side.broken)}"

@@ -291,13 +291,16 @@ def overlaps(call: Call, evidence: Evidence, method: str) -> bool:
 
 
 def _allowed_to_another(evidence: Evidence) -> dict[int, frozenset[int]]:
-    """Call id → rows to which an engine gave a token to which another request had been bound there."""
+    """Call id → rows to which an engine gave a token to which another request had been bound there, or that it left with none: the
+    row may not have those before `min_tokens`."""
     binding = [(e.server, e.started_ns, frozenset(allowed)) for e in evidence.executions if (allowed := _allowed(e))]
     found: dict[int, frozenset[int]] = defaultdict(frozenset)
     for row in assignment(evidence).rows if binding else ():
         mine = (e for e in assignment(evidence).where(row) if not _allowed(e))
         if any(
-            server == e.server and (e.ended_ns is None or started_ns < e.ended_ns) and not allowed.isdisjoint(e.tokens)
+            server == e.server
+            and (e.ended_ns is None or started_ns < e.ended_ns)
+            and (not allowed.isdisjoint(e.tokens) or allowed <= _forbidden(e))
             for e in mine
             for server, started_ns, allowed in binding
         ):
@@ -308,6 +311,12 @@ def _allowed_to_another(evidence: Evidence) -> dict[int, frozenset[int]]:
 def _allowed(execution: Execution) -> list[int]:
     """The tokens to which the request was bound; empty if to none."""
     return execution.sampling_params.get("allowed_token_ids") or []
+
+
+def _forbidden(execution: Execution) -> set[int]:
+    """Tokens that the request's first one may not be: those that would stop it."""
+    params = execution.sampling_params
+    return set(params.get("stop_token_ids") or ()) if params.get("min_tokens") else set()
 
 
 def _truths(values: dict[str, Any]) -> bool:
