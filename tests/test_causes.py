@@ -28,6 +28,10 @@ from tests.synthetic import HTTP, LEGACY, verdict
 PAIR = f"{LEGACY}~{HTTP}"
 
 
+def begins(one: list[Any], other: list[Any]) -> bool:
+    return all(a == b for a, b in zip(one, other, strict=False))
+
+
 def why(
     facet: str, baseline: Any, candidate: Any, *, place: str = "row 0", method: str = "generate", **about: Any
 ) -> list[str]:
@@ -41,6 +45,7 @@ def why(
         "call": call,
         "same_tokens": True,
         "tokens": 5,
+        "cut": isinstance(baseline, list) and isinstance(candidate, list) and begins(baseline, candidate),
         "stopped": False,
         "synced": False,
         "paused": False,
@@ -64,6 +69,17 @@ def test_tokens_that_a_sleep_cut():
     assert why("outputs.stop_reasons", "length", "stop", slept=True, same_tokens=False) == [Why.CUT_BY_SLEEP]
     assert why("outputs.tokens", [3, 4], [4], paused=True, aborted=True) == []
     assert why("weights.digests", "a", "b", trained=True) == [Why.TRAINED]
+
+
+def test_answers_of_another_length():
+    seeded = {"seed": 3, "temperature": 1.0}
+    assert why("outputs.tokens", [3, 4], [3], method="sample", params=seeded) == [Why.OTHER_LENGTH]
+    assert why("outputs.tokens", [3, 4], [3], params={"max_tokens": None}) == [Why.OTHER_LENGTH]
+    assert why("outputs.tokens", [3, 4], [3], method="sample", params=seeded | {"max_tokens": 2}) == []
+    assert why("outputs.tokens", [3, 4], [4], method="sample", params=seeded) == [Why.DRAWS]
+    ended = {"same_tokens": False, "cut": True}
+    assert why("outputs.stop_reasons", "length", "stop", **ended) == [Why.OTHER_LENGTH]
+    assert why("outputs.stop_reasons", "length", "stop", **ended, params={"max_tokens": 2}) == []
 
 
 def test_what_follows_from_tokens_to_which_another_request_was_bound():

@@ -68,6 +68,8 @@ class Why(StrEnum):
     """The same step of training, made in each stack's own environment, gave other weights: what follows is of two policies."""
     DRAWS = "draws-of-one-seed"
     """Sampled tokens of a request with a seed: several samples, or a pause in the middle. No release says what a seed draws then."""
+    OTHER_LENGTH = "length-without-max-tokens"
+    """A request names no max_tokens: one answer is the beginning of the other, which goes on."""
     ALLOWED_TO_ANOTHER = "tokens-allowed-to-another-request"
     """An engine gave a request tokens to which another request had been bound there (`allowed_token_ids`)."""
     OTHER_SERVERS = "sessions-on-other-servers"
@@ -228,6 +230,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """True if both sides have the same tokens at this place."""
     tokens: int
     """Number of tokens there, on the baseline's side."""
+    cut: bool
+    """True if one side's tokens there are the beginning of the other's."""
     stopped: bool
     """True if the answer there did not end by its length."""
     synced: bool
@@ -257,7 +261,7 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     if asked.trained:
         return (Why.TRAINED,)
     if (facet == TOKENS and not one_sided) or (facet == STOP_REASONS and not asked.same_tokens):
-        found = _of_tokens(asked, cut=facet == TOKENS and _one_begins_the_other(baseline, candidate))
+        found = _of_tokens(asked)
     elif facet == TEXT:
         if one_sided:
             found = (Why.NO_TEXT,)
@@ -355,19 +359,15 @@ def _tuple_and_value(place: str, one: Mapping[str, str], other: Mapping[str, str
     return one.get(place, "").partition(" of ")[0] == "tuple" and one.get(place + "[]") == other.get(place)
 
 
-def _one_begins_the_other(one: list[Any], other: list[Any]) -> bool:
-    shorter = min(len(one), len(other))
-    return one[:shorter] == other[:shorter]
-
-
-def _of_tokens(asked: Asked, *, cut: bool) -> tuple[str, ...]:
-    """`cut`: one side's tokens are the beginning of the other's."""
+def _of_tokens(asked: Asked) -> tuple[str, ...]:
     params = asked.call.request.get("sampling_params") or {}
     drawn = params.get("seed") is not None and (params.get("temperature") or 0) > 0
-    if cut and asked.paused and asked.aborted:
+    if asked.cut and asked.paused and asked.aborted:
         return (Why.CUT_BY_PAUSE,)
     if asked.synced:
         return (Why.SYNC_IN_FLIGHT,)
     if asked.slept:
         return (Why.CUT_BY_SLEEP,)
+    if asked.cut:
+        return (Why.OTHER_LENGTH,) if params.get("max_tokens") is None and not asked.paused else ()
     return (Why.DRAWS,) if drawn and (asked.paused or asked.call.method == "sample") else ()

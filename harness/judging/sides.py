@@ -15,7 +15,7 @@ from harness.checks.matching import assignment, rows
 from harness.contract.errors import Blame
 from harness.contract.messages import LISTS
 from harness.judging import forms, partings
-from harness.judging.causes import Asked, Why, of_failure, of_place
+from harness.judging.causes import FOLLOWING, Asked, Why, of_failure, of_place
 from harness.judging.facets import (
     BODIES,
     NOT_THERE,
@@ -144,7 +144,7 @@ def lay_side_by_side(
         wrong = [covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
         met = tuple(why for why, by in BROKEN.items() if by(left, baseline) and by(right, candidate))
         if not any(wrong):
-            _forms(left, right, again.get(left.id), facets)
+            _forms(left, right, again.get(left.id), facets, bound=bool(allowed_to_another[left.id]))
         if error_of(left) is not None or error_of(right) is not None:
             if not (given_up(left) and given_up(right)):
                 one_sided = error_of(left) is None or error_of(right) is None
@@ -196,10 +196,12 @@ BROKEN = {Why.SERVER_DIED: after_a_death, Why.HOP_BROKEN: on_a_broken_hop}
 """What a scenario breaks, and whether a call met it."""
 
 
-def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet]) -> None:
+def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet], *, bound: bool) -> None:
+    """`bound`: an engine gave a row of the call what another request was bound to, on either side."""
     for found in forms.compare(left, right, again):
         sides = found.baseline, found.candidate
-        facets[found.facet].compare(found.place, sides, found.why, noisy=found.noisy, call=left)
+        why = (Why.ALLOWED_TO_ANOTHER,) if bound and found.place.endswith(FOLLOWING) else found.why
+        facets[found.facet].compare(found.place, sides, why, noisy=found.noisy, call=left)
 
 
 def given_up(call: Call) -> bool:
@@ -252,12 +254,14 @@ def _outputs(
                 facet.parted += 1
                 continue
             reasons = [side.get(STOP_REASONS, {}).get(place) for side in (ours, theirs)]
+            tokens = [side.get(TOKENS, {}).get(place) or [] for side in (ours, theirs)]
             asked = Asked(
                 call=left,
-                same_tokens=ours.get(TOKENS, {}).get(place) == theirs.get(TOKENS, {}).get(place),
+                same_tokens=tokens[0] == tokens[1],
+                cut=common_prefix(*tokens) == min(map(len, tokens)),
                 stopped="length" not in reasons,
                 aborted="abort" in reasons,
-                tokens=len(ours.get(TOKENS, {}).get(place) or ()),
+                tokens=len(tokens[0]),
                 synced=overlaps("sync_weights")
                 or (left.request.get("lora_adapter") is not None and overlaps("load_lora_adapter")),
                 paused=overlaps("pause"),
