@@ -35,6 +35,18 @@ def test_equal_stacks_have_nothing_apart():
     assert effects.apart(evidence(REFUSED), evidence(REFUSED)) == (set(), set())
 
 
+def test_two_values_of_one_name_are_not_the_same_case():
+    """They were drawn from schemas that differ."""
+
+    def drawn(value: int, became) -> Evidence:
+        scene = asked(("top_k: drawn 1", {"top_k": value}, became))
+        return Evidence(traces.trace(*scene.calls, observations=scene.seen), scene.reference)
+
+    assert effects.compare(drawn(5, {"top_k": 5}), drawn(-7, REFUSED)) == {}
+    assert effects.apart(drawn(5, {"top_k": 5}), drawn(-7, REFUSED)) == (set(), set())
+    assert effects.compare(drawn(-7, {"top_k": -7}), drawn(-7, REFUSED))[effects.EFFECTS].differences
+
+
 def test_two_fields_are_set_aside_with_the_one_that_differs_alone():
     """Both stacks take the pair; what follows from it differs as its field does."""
 

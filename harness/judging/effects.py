@@ -11,9 +11,11 @@ from harness.checks import bad_rows, call_forms, http_fields, http_routes, reque
 from harness.checks.base import Evidence
 from harness.checks.request_fields import PAIR
 from harness.judging.causes import Why
+from harness.judging.pairing import identity
 from harness.judging.sides import Facet
 from harness.records.recording import Call
 from harness.records.verdict import Concern, Effect, FieldEffect
+from harness.records.wire import as_openai
 
 EFFECTS = "requests.effects"
 CAUSES = {Effect.NO_ROUTE: Why.NO_ROUTE, Effect.REFUSED: Why.VALUE_REFUSED}
@@ -42,11 +44,17 @@ def _effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
 
 
 def _paired(baseline: Evidence, candidate: Evidence) -> Iterator[tuple[str, tuple[Call, Call], tuple[Effect, Effect]]]:
-    """(field and value, its calls, what became of it) for each that both stacks were asked for: baseline, candidate."""
+    """(field and value, its calls, what became of it) for each that both stacks were asked for: baseline, candidate. Values of one
+    name may differ: they were drawn from two schemas."""
     theirs = {(one.call, one.field, one.given): (call, one.effect) for call, one in _effects(candidate)}
     for call, one in _effects(baseline):
-        if (found := theirs.get((one.call, one.field, one.given))) is not None:
-            yield f"{one.field}: {one.given}", (call, found[0]), (one.effect, found[1])
+        other, effect = theirs.get((one.call, one.field, one.given), (None, None))
+        if other is not None and effect is not None and _asked(call, baseline) == _asked(other, candidate):
+            yield f"{one.field}: {one.given}", (call, other), (one.effect, effect)
+
+
+def _asked(call: Call, evidence: Evidence) -> tuple[str, str | None, bytes]:
+    return identity(as_openai(call), evidence.trace)
 
 
 def apart(baseline: Evidence, candidate: Evidence) -> tuple[set[Concern], set[Concern]]:
