@@ -60,9 +60,11 @@ def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
             # More than run at once: a GPU has read 40 prompts before a pause reaches it.
             return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(160, length=40)]
         case Moment.QUEUED if mode == "wait":
-            # Most go to one server: what is in front of the servers may let fewer through than all of them run at once.
+            # Most go to one server: what is in front of the servers may let fewer through than all of them run at once. The others
+            # are short: their tokens do not tell that it has begun.
+            long, short = {"max_tokens": 40, "session": "queued"}, {"max_tokens": 8}
             asked = enumerate(prompts.unique(QUEUED))
-            return [Ask(prompt=prompt, max_tokens=40, session="queued" if at % 8 else None) for at, prompt in asked]
+            return [Ask(prompt=prompt, **(long if at % 8 else short)) for at, prompt in asked]
         case Moment.QUEUED:
             return [Ask(prompt=prompt, max_tokens=40) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:
@@ -94,7 +96,7 @@ async def until(stack: Stack, moment: Moment, requests: int) -> None:
                     raise MissedMoment(f"all requests had a token before any could be met without; saw {seen}")
                 return 4 * seen.requests >= requests
             case Moment.QUEUED:
-                return 2 * seen.requests >= requests and seen.tokens >= requests
+                return 2 * seen.requests >= requests and seen.tokens >= 2 * requests
             case Moment.LAST_TOKEN:
                 return seen.tokens >= (FEWEST - 1) * seen.requests if seen.requests else not stack.pending
             case Moment.UNDER_WAY:
