@@ -1,12 +1,19 @@
-"""In which order a run asks the reference."""
+"""In which order a run asks the reference, and how it is interrupted."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.records.reference import EncodeRequest, NextRequest
-from harness.running.session import _longest_first
+from harness.running.session import _longest_first, _or_interrupted
 
 
 def test_questions_about_the_same_weights_are_asked_together():
@@ -31,3 +38,33 @@ def test_a_prompt_is_asked_right_before_its_own_beginnings(prompts):
         tuple(one) for one in prompts if not any(more[: len(one)] == one and len(more) > len(one) for more in prompts)
     }
     assert sorted(map(tuple, passes)) == sorted(longest)
+
+
+def test_an_interrupt_ends_the_run_whatever_its_scenario_answers():
+    """A group of tasks raises a task's error in place of its own cancellation."""
+
+    async def fails_when_cancelled() -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise RuntimeError("the server has gone") from None
+
+    async def grouped() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails_when_cancelled())
+
+    async def returns() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        return "all the same"
+
+    async def interrupted(work: Coroutine[Any, Any, Any]) -> None:
+        asyncio.get_running_loop().call_later(0.01, signal.raise_signal, signal.SIGINT)
+        with contextlib.suppress(Exception):
+            await work
+
+    for work in (grouped, returns):
+        with asyncio.Runner() as runner, pytest.raises(KeyboardInterrupt):
+            runner.run(_or_interrupted(interrupted(work())))
+    with asyncio.Runner() as runner:
+        assert runner.run(_or_interrupted(asyncio.sleep(0, "a result"))) == "a result"

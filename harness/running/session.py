@@ -171,6 +171,18 @@ class Oracle(msgspec.Struct, frozen=True, kw_only=True):
     book: Book
 
 
+async def _or_interrupted(work: Coroutine[Any, Any, T]) -> T:
+    """An interrupt cancels what a runner runs. What answers that with a result or another error is interrupted all the same: a group
+    of tasks raises a task's error in place of its own cancellation."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        return await work
+    finally:
+        if task.cancelling():
+            raise asyncio.CancelledError
+
+
 class Session:
     """Owns the run's folder, the live stack, the oracles and the recordings."""
 
@@ -364,6 +376,9 @@ class Session:
 
     # --- driving
 
+    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(_or_interrupted(work))
+
     def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]:
         """Drive all takes of a scenario on a seat and judge the recording. Returns its conformance verdicts.
 
@@ -402,7 +417,7 @@ class Session:
                 await stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack), spoils=scenario.spoils)
 
             with self.timed("drive"):
-                self._runner.run(driving())
+                self._in_loop(driving())
         assert self._recorder is not None
         self._ask_the_oracle(scenario, self._recorder.index.trace(scenario.name, take))
 
@@ -444,7 +459,7 @@ class Session:
         if self._stack is not None:
             self._deaths[seat.name] = self._deaths.get(seat.name, 0) + (not self._stack.spoiled)
             self._fired[seat.name] = self._fired.get(seat.name, 0) + self._last_fired(self._stack)
-            self._runner.run(self._stack.close())
+            self._in_loop(self._stack.close())
             self._stack = None
 
     def _last_fired(self, stack: Stack) -> int:
@@ -452,7 +467,7 @@ class Session:
         if self._fault is None or not stack.spoiled:
             return 0
         with suppress(StackError):
-            return self._runner.run(stack.inject(None))
+            return self._in_loop(stack.inject(None))
         return 1
 
     def _sit(self, seat: Seat) -> None:
@@ -526,21 +541,21 @@ class Session:
         try:
             with self.timed("start"):
                 if self._taken_over is None:
-                    description = self._runner.run(stack.start(self._progress if not self._inline else silent))
+                    description = self._in_loop(stack.start(self._progress if not self._inline else silent))
                     self._keepable(host, msgspec.structs.replace(asked, request=request, description=description))
                 else:
                     assert self._taken_over.description is not None
-                    self._runner.run(stack.take_over(self._taken_over.description))
+                    self._in_loop(stack.take_over(self._taken_over.description))
                 if self._fault is not None:
-                    self._runner.run(stack.inject(self._fault.id))
+                    self._in_loop(stack.inject(self._fault.id))
         except BaseException:
-            self._runner.run(stack.close())
+            self._in_loop(stack.close())
             raise
         return stack
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a caller's coroutine on the loop of the session's stacks."""
-        return self._runner.run(coroutine)
+        return self._in_loop(coroutine)
 
     def _host(self, name: str, logs: Path) -> HostProcess | InlineHost:
         """A host for a target's adapter, not launched yet."""
@@ -647,7 +662,7 @@ class Session:
             error = self._hopeless.get(seat.name) or self.not_started[seat.name]
             raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
         self._fault = fault
-        fired = self._runner.run(stack.inject(None if fault is None else fault.id))
+        fired = self._in_loop(stack.inject(None if fault is None else fault.id))
         if self._inline:
             stack.put_together_anew()
         return before + fired
@@ -666,7 +681,7 @@ class Session:
             error = self._hopeless.get(seat.name) or self.not_started[seat.name]
             raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
         stack.doubt_weights()
-        return self._runner.run(stack.swap(request))
+        return self._in_loop(stack.swap(request))
 
     def living(self, seat: Seat) -> bool:
         """True if the seat's stack runs and no scenario has spoiled it."""
@@ -698,7 +713,7 @@ class Session:
             progress = silent if self._inline else self._progress
             how = "leaving it running" if self._stack.outlives else "taking it down"
             with progress(f"{self._seat.name if self._seat else 'stack'}: {how}"), self.timed("stop"):
-                self._runner.run(self._stack.close())
+                self._in_loop(self._stack.close())
             self._stack = None
         self._seat = None
 
@@ -793,28 +808,26 @@ class Session:
         self._oracles[model.sha256] = oracle
         progress = silent if self._inline or taken else self._progress
         with progress("reference: loading the model"), self.timed("start"):
-            self._runner.run(oracle.host.launch())
+            self._in_loop(oracle.host.launch())
             if taken is None:
                 loading_s = ORACLE_START_DEADLINE_S + allowance.for_weights(model.path)
-                self._runner.run(oracle.host.call("start", _in(host, wanted), loading_s))
+                self._in_loop(oracle.host.call("start", _in(host, wanted), loading_s))
                 self._keepable(host, msgspec.structs.replace(asked, request=_in(host, wanted)))
-            vocabulary: Vocabulary = self._runner.run(
-                oracle.host.call("vocabulary", messages.Empty(), QUERY_DEADLINE_S)
-            )
+            vocabulary: Vocabulary = self._in_loop(oracle.host.call("vocabulary", messages.Empty(), QUERY_DEADLINE_S))
         if not vocabulary.template:
             raise UsageError(
                 f"{model.path} has no chat template", next_step="name a model that is made for conversations"
             )
         self._vocabularies[model.sha256] = vocabulary
         with progress("reference: measuring what rounding moves, with a bare engine"), self.timed("reference"):
-            self._runner.run(self._ask(oracle.book.missing([NoiseRequest()]), oracle, QUERY_DEADLINE_S))
+            self._in_loop(self._ask(oracle.book.missing([NoiseRequest()]), oracle, QUERY_DEADLINE_S))
 
     def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
         """Ask the queries of the scenario's checks, until the answers lead to no new query."""
         oracle = self._oracles[trace.header.model_sha256]
         with self.timed("reference"):
             while new := oracle.book.missing(judge.queries(scenario, trace, oracle.book)):
-                self._runner.run(self._ask(new, oracle, self._query_deadline_s(trace)))
+                self._in_loop(self._ask(new, oracle, self._query_deadline_s(trace)))
 
     def _query_deadline_s(self, trace: ScenarioTrace) -> float:
         slowness = 1.0 if self._stack is None else self._stack.slowness
@@ -849,7 +862,7 @@ class Session:
             for take in right.index.takes(scenario.name):
                 theirs = Evidence(right.index.trace(scenario.name, take), oracle.book)
                 asked = oracle.book.missing(partings.queries(ours, theirs))
-                self._runner.run(self._ask(asked, oracle, self._query_deadline_s(theirs.trace)))
+                self._in_loop(self._ask(asked, oracle, self._query_deadline_s(theirs.trace)))
 
     def of_both(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
         """The conformance verdicts of both stacks on a scenario, as far as it was driven."""
@@ -893,7 +906,7 @@ class Session:
             last.callback(lambda: self.folder.write_info(self.info(outcome)))
             last.callback(self._runner.close)
             for oracle in self._oracles.values():
-                last.callback(self._runner.run, oracle.host.close())
+                last.callback(self._in_loop, oracle.host.close())
             for book in self._books.values():
                 last.callback(book.close)
             self._oracles.clear()
