@@ -1392,19 +1392,18 @@ def used_entries(
     found = uses(load(), {name: _read_report(run_folder(name)).verdicts for name in runs})
     stale, unjudged = [use for use in found if use.stale], [use for use in found if not use.judged]
     shown = found if all_driven else [use for use in found if use.judged]
-    width = max((len(f"{use.entry} ({use.target})") for use in shown), default=0)
+    width = max((len(use.name) for use in shown), default=0)
     typer.echo(f"{'entry (target)':<{width}}  explains  judged  runs")
     for use in shown:
         said = "" if use.judged else "nothing about it was judged"
         in_runs = f"{len(use.runs)} of {len(runs)}"
-        name = f"{use.entry} ({use.target})"
-        typer.echo(f"{name:<{width}}  {use.explained:>8}  {use.judged:>6}  {in_runs:<8}{said}".rstrip())
+        typer.echo(f"{use.name:<{width}}  {use.explained:>8}  {use.judged:>6}  {in_runs:<8}{said}".rstrip())
     typer.echo(
         f"{len(found)} entries: {len(found) - len(stale) - len(unjudged)} explain something, {len(stale)} were judged and explain "
         f"nothing, about {len(unjudged)} nothing was judged"
     )
     for use in stale:
-        typer.echo(f"red: {use.entry} ({use.target}) explains nothing (judged: {use.judged}): remove it", err=True)
+        typer.echo(f"red: {use.name} explains nothing (judged: {use.judged}): remove it", err=True)
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode({"runs": runs, "entries": found})) + b"\n")
     raise typer.Exit(int(bool(stale) or (all_driven and bool(unjudged))))

@@ -46,11 +46,10 @@ def _effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
 def _paired(baseline: Evidence, candidate: Evidence) -> Iterator[tuple[str, tuple[Call, Call], tuple[Effect, Effect]]]:
     """(field and value, its calls, what became of it) for each that both stacks were asked for: baseline, candidate. Values of one
     name may differ: they were drawn from two schemas."""
-    theirs = {(one.call, one.field, one.given): (call, one.effect) for call, one in _effects(candidate)}
+    theirs = {(one.field, one.given, _asked(call, candidate)): (call, one.effect) for call, one in _effects(candidate)}
     for call, one in _effects(baseline):
-        other, effect = theirs.get((one.call, one.field, one.given), (None, None))
-        if other is not None and effect is not None and _asked(call, baseline) == _asked(other, candidate):
-            yield f"{one.field}: {one.given}", (call, other), (one.effect, effect)
+        if (found := theirs.get((one.field, one.given, _asked(call, baseline)))) is not None:
+            yield f"{one.field}: {one.given}", (call, found[0]), (one.effect, found[1])
 
 
 def _asked(call: Call, evidence: Evidence) -> tuple[str, str | None, bytes]:

@@ -299,6 +299,11 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """True if the difference does not show in every run, so that the entry is never stale."""
 
     @property
+    def name(self) -> str:
+        """Entry and target, as the command shows them."""
+        return f"{self.entry} ({self.target})"
+
+    @property
     def stale(self) -> bool:
         """True if verdicts about it were judged and none needs it."""
         return self.judged > 0 and not self.explained and not self.race
