@@ -121,7 +121,8 @@ def test_runs_use_it_one_after_the_other_as_if_they_were_one(tmp_path: Path):
             assert drive(run) == "completed"
             [trace] = run.driven(SCENARIO, seat())
             canaries += [call.request["prompt_token_ids"] for call in trace.calls if call.label == "canary"]
-            assert len([one for one in trace.observations if one.kind == "request"]) == 2, "its own and the canary"
+            canary = 1 + (name == "a")  # the first one after a start warms the engine
+            assert len([one for one in trace.observations if one.kind == "request"]) == 1 + canary
             assert "earlier runs may have driven it" in trace.header.notes[0]
         assert hosts() == before
     assert canaries[0] != canaries[1], "the second run went on where the first one stopped"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
@@ -28,7 +29,7 @@ from harness.proving.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, M
 from harness.proving.prove import Request, likely_first, plan, plans
 from harness.records.verdict import Cause
 from harness.running import catalogue
-from harness.running.session import Seat
+from harness.running.session import Options, Seat
 from reports import kill_figures, kill_matrix, kill_matrix_terminal
 from reports.readme import block
 from tests import kill_matrices
@@ -333,6 +334,17 @@ def test_the_control_is_driven_first_and_each_fault_after_it(tmp_path, inline):
     assert made.matrix.problems == ["no fault kills tokens, which is for: what tokens:late is for"]
     assert made.folder == tmp_path / "run"
     assert made.matrix.proofs[0].faults[0].fired == 1
+
+
+def test_a_job_that_is_cancelled_is_heard_of():
+    """A pool's worker dies by what is no Exception, and nobody would answer for its job."""
+
+    def begin(*_: Any) -> prove.Driver:
+        raise asyncio.CancelledError
+
+    job = prove.Job(options=Options(baseline="miniature", candidate="miniature", engine="cpu"), seats=(), fault=None)
+    with pytest.raises(RuntimeError, match="cancelled"):
+        prove.drive_job(job, begin)
 
 
 def test_a_brief_fault_meets_the_scenarios_of_its_checks_first():

@@ -68,3 +68,20 @@ def test_an_interrupt_ends_the_run_whatever_its_scenario_answers():
             runner.run(_or_interrupted(interrupted(work())))
     with asyncio.Runner() as runner:
         assert runner.run(_or_interrupted(asyncio.sleep(0, "a result"))) == "a result"
+
+
+def test_a_failure_in_a_group_of_tasks_is_no_interrupt():
+    """Until Python 3.13, a group that waits for its tasks when one of them fails leaves a cancellation in its own task's count."""
+
+    async def fails() -> None:
+        await asyncio.sleep(0.01)
+        raise RuntimeError("the server has gone")
+
+    async def work() -> str:
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails())
+        return "a result"
+
+    with asyncio.Runner() as runner:
+        assert runner.run(_or_interrupted(work())) == "a result"

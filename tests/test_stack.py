@@ -75,11 +75,13 @@ async def misbehave(stack: Stack) -> None:
 
 
 async def test_a_scenario_is_recorded_after_its_clean_room(rigs):
+    """The first canary after a start warms the engine: deadlines are scaled by the second one's time."""
     rig = await rigs()
     trace = await rig.drive(lambda stack: stack.generate([[5, 6]], label="mine", max_tokens=2))
     assert (trace.end.outcome, trace.end.error) == ("completed", None)
     assert [(c.phase, c.method, c.label) for c in trace.calls] == [
         ("clean_room", "digests", "clean_room"),
+        ("clean_room", "generate", "canary"),
         ("clean_room", "generate", "canary"),
         ("scenario", "generate", "mine"),
     ]

@@ -6,6 +6,7 @@ faults are injected one after the other.
 
 from __future__ import annotations
 
+import asyncio
 import cProfile
 import gc
 import multiprocessing
@@ -384,6 +385,8 @@ def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
         except HarnessError as e:  # as text: not every error can be pickled out of another process
             fault = None if job.fault is None else job.fault.id
             return Lap(fault=fault, verdicts=[], driven=0, error=f"{type(e).__name__}: {e.message}")
+        except asyncio.CancelledError as e:
+            raise RuntimeError("the job was cancelled") from e  # a pool's worker that no Exception ends never answers
 
 
 def _drive(job: Job, begin: Begin) -> Lap:

@@ -173,13 +173,16 @@ class Oracle(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _or_interrupted(work: Coroutine[Any, Any, T]) -> T:
     """An interrupt cancels what a runner runs. What answers that with a result or another error is interrupted all the same: a group
-    of tasks raises a task's error in place of its own cancellation."""
-    task = asyncio.current_task()
-    assert task is not None
+    of tasks raises a task's error in place of its own cancellation. The work has a task of its own, since a group in which a task
+    failed leaves a cancellation in the count of the task that waited for it (until Python 3.13)."""
+    runs = asyncio.current_task()
+    assert runs is not None
     try:
-        return await work
+        return await asyncio.ensure_future(work)
+    except KeyboardInterrupt:
+        raise asyncio.CancelledError from None  # the loop has raised it already, out of the work's own task
     finally:
-        if task.cancelling():
+        if runs.cancelling():
             raise asyncio.CancelledError
 
 
