@@ -244,6 +244,55 @@ def test_what_a_generator_asks_of_its_client(tmp_path, monkeypatch):
     assert not compare({}, found, []).changes, "an earlier harness told no needs"
 
 
+def test_what_users_import_is_named_by_its_module(tmp_path, monkeypatch):
+    package = tmp_path / "a_stack" / "clients"
+    package.mkdir(parents=True)
+    (tmp_path / "a_stack" / "__init__.py").write_text("")
+    (package / "__init__.py").write_text(
+        "import json\nfrom typing import Any\nfrom a_stack.clients.base import Client, hidden\n__all__ = ['Any', 'Client']\n"
+    )
+    (package / "_private.py").write_text("def helper(): ...\n")
+    (package / "base.py").write_text(
+        "LIMIT = 1\nclass Client: ...\nclass _Own: ...\nasync def ask(text, /, model, *more, template=None, **options): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [*census.imports(["a_stack.clients", "a_stack.no_such_package"])]
+    assert [(o.name.removeprefix("a_stack.clients"), o.kind, o.form, o.default) for o in found] == [
+        (":Client", "import", "handed on", None),
+        (".base:Client", "import", "class", None),
+        (".base:ask", "import", "async", None),
+        (".base:ask(text)", "parameter", "", None),
+        (".base:ask(model)", "parameter", "", None),
+        (".base:ask(template)", "parameter", "", "None"),
+        (".base:ask(*more)", "parameter", "", None),
+        (".base:ask(**options)", "parameter", "", None),
+    ]
+
+
+def test_what_a_module_no_longer_gives_or_takes_is_a_change():
+    ours = {o.name: o for o in (imported("ask"), imported("Client"), argument("ask", "template"))}
+    theirs = {o.name: o for o in (imported("ask"), argument("ask", "text"), argument("new", "text"), imported("new"))}
+    assert {change.name: change.how for change in compare(ours, theirs, []).unexplained} == {
+        "a_stack.base:Client": How.GONE,
+        "a_stack.base:ask(template)": How.GONE,
+        "a_stack.base:ask(text)": How.REQUIRED,
+    }
+    moved = entry(How.RENAMED, "a_stack.base:Client", to="a_stack.base:new")
+    assert [(change.name, change.how) for change in compare(ours, theirs, [moved]).changes if change.do] == [
+        ("a_stack.base:Client", How.RENAMED)
+    ]
+    gone = entry(How.GONE, "a_stack.base:Client")
+    assert not compare({}, {}, [gone]).stale, "an earlier harness told no imports"
+
+
+def imported(name: str) -> Offer:
+    return Offer(name=f"a_stack.base:{name}", kind="import", form="class")
+
+
+def argument(function: str, name: str) -> Offer:
+    return Offer(name=f"a_stack.base:{function}({name})", kind="parameter")
+
+
 def test_a_reader_that_is_gone_has_a_name():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         [*census.read_by(["no_such_module"])]

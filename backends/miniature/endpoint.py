@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -11,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from backends.miniature import parameters
 from backends.miniature.client import Client, error_body
-from backends.miniature.engine import BadRequest, Engine, EngineDead
+from backends.miniature.engine import BadRequest, Engine, EngineDead, Output
 from harness.contract.messages import SEVERAL_TEXTS, HttpRequest, HttpResponse, Scalar
 from harness.records.wire import DONE, SESSION, TOKENS, header, token_name
 
@@ -131,15 +132,33 @@ class Endpoint:
 
     async def tokens(self, engine: Engine, body: Json) -> HttpResponse:
         """Token ids for token ids (vLLM documentation, /inference/v1/generate), with the most probable ones of each place."""
-        made = await engine.generate(body["token_ids"], body["sampling_params"])
+        params = {name: value for name, value in body["sampling_params"].items() if name != "n"}
+        count = body["sampling_params"].get("n", 1)
+        made = await asyncio.gather(*(engine.generate(body["token_ids"], params) for _ in range(count)))
+        choices = self.kept([self.choice(engine, index, one, params) for index, one in enumerate(made)])
+        if self.events_wanted(body):
+            return self.stream([*(json.dumps({"choices": [one]}) for one in choices), DONE])
+        return self.json(200, {"request_id": "1", "choices": choices})
+
+    def events_wanted(self, body: Json) -> bool:
+        return bool(body.get("stream"))
+
+    def kept(self, choices: list[Json]) -> list[Json]:
+        """The choices that an answer has: all."""
+        return choices
+
+    def choice(self, engine: Engine, index: int, made: Output, params: Json) -> Json:
+        """One answer, with log-probabilities if they were asked for."""
+        about = {"index": index, "token_ids": made.tokens, "finish_reason": made.reason}
+        if params.get("logprobs") is None:
+            return about
         rows = engine.prompt_rows([*made.prompt, *made.tokens])[len(made.prompt) - 1 :]
-        tops = [self.client.most_probable(row, body["sampling_params"]["logprobs"]) for row in rows]
+        tops = [self.client.most_probable(row, params["logprobs"]) for row in rows]
         content = [
             {"token": token_name(token), "logprob": logprob, "top_logprobs": self.alternatives(token, top)}
             for token, logprob, top in zip(made.tokens, made.logprobs or (), tops, strict=False)
         ]
-        choice = {"index": 0, "token_ids": made.tokens, "finish_reason": made.reason, "logprobs": {"content": content}}
-        return self.json(200, {"request_id": "1", "choices": [choice]})
+        return {**about, "logprobs": {"content": content}}
 
     def alternatives(self, _chosen: int, top: list[tuple[int, float]]) -> list[Json]:
         """The most probable tokens of a place by their own names."""

@@ -43,6 +43,13 @@ RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection"
 """For every run: no telemetry."""
 
 PACKAGE = "skyrl.backends.skyrl_train"
+IMPORTED = (
+    f"{PACKAGE}.inference_engines",
+    f"{PACKAGE}.inference_servers",
+    f"{PACKAGE}.weight_sync",
+    "skyrl.train.generators",
+)
+"""Packages from which generators and trainers of a user's own import."""
 CONFIGURATION = "generator.inference_engine"
 """Path of the section of SkyRL's configuration for its engines."""
 CONSTANTS = "skyrl.env_vars"
@@ -707,6 +714,7 @@ class SkyRLStack(VllmStack):
             *census.options(engines),
             *census.asked_of("self.inference_engine_client", [SkyRLGymGenerator.__module__], "generator"),
             *census.methods_of(SkyRLGymGenerator, "generator"),
+            *census.imports(IMPORTED),
         ]
         offered = census.of(self.client, types=vars(weight_sync), keys=told)
         return msgspec.structs.replace(offered, kept_back=self._kept_back(variables, switches))

@@ -1,4 +1,5 @@
-"""The alternatives that a server names beside each token, where it is asked by token ids. A case is an http() call for `TOKENS`."""
+"""Answers of a server that is asked by token ids: the alternatives that it names beside each token, and streams. A case is an http()
+call for `TOKENS`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
-from harness.records.wire import TOKENS, body_of, token_name
+from harness.records.recording import Call
+from harness.records.wire import TOKENS, body_of, streams, token_name
 
 
 def _places(answer: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -30,9 +32,13 @@ def _wrong(token: int, place: dict[str, Any], asked: int) -> str | None:
     return next((reason for reason, present in faults.items() if present), None)
 
 
-def _judge(evidence: Evidence) -> Finding:
+def _answers(evidence: Evidence) -> list[tuple[Call, dict[str, Any]]]:
     calls = [call for call in evidence.trace.own_calls if call.method == "http" and call.request["path"] == TOKENS]
-    answers = [(call, call.result) for call in calls if call.result]
+    return [(call, call.result) for call in calls if call.result]
+
+
+def _judge(evidence: Evidence) -> Finding:
+    answers = _answers(evidence)
     if not answers:
         return untestable(f"no server answered {TOKENS}")
     facts, wrong = 0, []
@@ -59,4 +65,25 @@ HTTP_TOKENS = Check(
     falsifies=Fact.LOGPROBS,
     source="vLLM documentation, /inference/v1/generate; OpenAI API reference, chat completions: top_logprobs",
     judge=_judge,
+)
+
+
+def _judge_streams(evidence: Evidence) -> Finding:
+    asked = [one for one in _answers(evidence) if body_of(one[0].request["body"]).get("stream")]
+    if not asked:
+        return untestable(f"no server answered a stream of {TOKENS}")
+    wrong = [
+        ("a stream was asked for, and the answer is none", {"call": call.id, "status": answer["status"]})
+        for call, answer in asked
+        if not streams(answer)
+    ]
+    return concluded(len(asked), wrong, answers=len(asked))
+
+
+TOKEN_STREAM = Check(
+    name="token_stream",
+    fault="a caller who asks for events as tokens are made waits for the whole answer",
+    next_step="read the answer's content-type in the evidence; vLLM's GenerateRequest has the field stream",
+    source="vLLM documentation, /inference/v1/generate: GenerateRequest.stream",
+    judge=_judge_streams,
 )

@@ -679,7 +679,7 @@ class ProbeSecurityResult(Message, frozen=True, kw_only=True):
 
 
 OfferKind = Literal[
-    "method", "parameter", "protocol", "attribute", "field", "exception", "key", "variable", "switch", "option", "need"
+    "method", "parameter", "protocol", "attribute", "field", "exception", "key", "variable", "switch", "option", "need", "import"
 ]
 
 
@@ -693,7 +693,8 @@ class Offer(Message, frozen=True, kw_only=True):
     """A protocol is one of the standard library's, or a base class ("client is Hashable"). A field is one of a type that the client's
     methods name. An exception is raised by the client's own code. A switch is an environment variable that stands for yes or no, in
     whichever part of the stack. An option is one of vLLM's, with the value that the engines run with under this configuration. A need
-    is what the stack's generator asks of any client that it is given."""
+    is what the stack's generator asks of any client that it is given. An import is what users import from the stack's modules:
+    "module:name"."""
     form: str = ""
     """Of a method "async", "sync", "async generator" or "generator"; of a parameter how it is given (`inspect.Parameter.kind`)."""
     type: str = ""

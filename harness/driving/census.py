@@ -16,7 +16,7 @@ import re
 import sys
 from abc import ABCMeta
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Any, ForwardRef, is_typeddict
@@ -123,6 +123,55 @@ def asked_of(holder: str, readers: Iterable[str], by: str) -> Iterator[Offer]:
         ):
             found |= {f"{by} asks for {node.func.attr}({given.arg})" for given in node.keywords if given.arg}
     yield from (Offer(name=name, kind="need") for name in sorted(found))
+
+
+def imports(packages: Iterable[str]) -> Iterator[Offer]:
+    """What users import from the modules of these packages, as "module:name": classes, functions with their parameters, and what a
+    package hands on from its modules. The code is read and not imported. A package that is not there has nothing."""
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        for folder in [] if spec is None else spec.submodule_search_locations or ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                parts = file.relative_to(folder).with_suffix("").parts
+                if not any(part.startswith("_") and part != "__init__" for part in parts):
+                    module = ".".join((package, *parts)).removesuffix(".__init__")
+                    yield from _importable(module, ast.parse(file.read_text(encoding="utf-8")), package.partition(".")[0])
+
+
+def _importable(module: str, tree: ast.Module, family: str) -> Iterator[Offer]:
+    """`family`: the top package; what a module takes from others is not its own to give."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").partition(".")[0] == family):
+            taken = [alias.asname or alias.name for alias in node.names]
+            told = _told(tree)
+            yield from (Offer(name=f"{module}:{name}", kind="import", form="handed on") for name in taken if name in told)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            name = f"{module}:{node.name}"
+            if isinstance(node, ast.ClassDef):
+                yield Offer(name=name, kind="import", form="class")
+                continue
+            yield Offer(name=name, kind="import", form="async" if isinstance(node, ast.AsyncFunctionDef) else "sync")
+            yield from _parameters(name, node.args)
+
+
+def _told(tree: ast.Module) -> Set[str]:
+    """The names of a module's `__all__`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == "__all__" for one in node.targets):
+            return {str(one) for one in ast.literal_eval(node.value)}
+    return set()
+
+
+def _parameters(function: str, given: ast.arguments) -> Iterator[Offer]:
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(plain) - len(given.defaults)) + given.defaults
+    pairs = [*zip(plain, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    for one, default in pairs:
+        said = None if default is None else ast.unparse(default)
+        yield Offer(name=f"{function}({one.arg})", kind="parameter", default=said)
+    for one, stars in ((given.vararg, "*"), (given.kwarg, "**")):
+        if one is not None:
+            yield Offer(name=f"{function}({stars}{one.arg})", kind="parameter")
 
 
 def _variables(tree: ast.AST) -> Iterator[Offer]:

@@ -31,6 +31,7 @@ _LATER = {
     "variable": re.compile(r"[A-Z][A-Z0-9_]+"),
     "switch": re.compile(r"_?SKYRL_[A-Z0-9_]+"),
     "need": re.compile(r"[\w ]+ asks for .+"),
+    "import": re.compile(r"[\w.]+:.+"),
 }
 """Kind → names that a census has since it tells that kind."""
 Offers = Mapping[str, Offer]
@@ -187,7 +188,7 @@ def _how(ours: Offer, theirs: Offer | None) -> How | None:
 def _added(baseline: Offers, candidate: Offers, renamed: Mapping[str, str]) -> Iterator[Change]:
     """What the candidate alone offers: arguments that a caller has to give, what a client of the user's own has to have, and the rest,
     which is new. Arguments of a new method are left out, and options, which are those of vLLM's release."""
-    methods = {renamed.get(name, name) for name, offer in baseline.items() if offer.kind == "method"}
+    methods = {renamed.get(name, name) for name, offer in baseline.items() if offer.kind in ("method", "import")}
     there = {*baseline, *renamed.values()}
     told = {offer.kind for offer in baseline.values()}
     for name, theirs in candidate.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from harness.contract.messages import GenerateRequest, Generation
+from harness.contract.messages import GenerateRequest, Generation, SampleRequest
 from harness.records.recording import Call, CallError
 
 ROUTES = {"/v1/completions": "completion", "/v1/chat/completions": "chat_completion"}
@@ -48,14 +48,14 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
 
 def as_openai(call: Call) -> Call:
-    """An http() call to an OpenAI route as the completion() or chat_completion() that it stands for, one to `TOKENS` as generate();
-    other calls unchanged.
+    """An http() call to an OpenAI route as the completion() or chat_completion() that it stands for, one to `TOKENS` as generate() or
+    sample(); other calls unchanged.
 
     For a status of 400 or more the result is the error body. Without one, the call gets a `CallError` named by the status.
     """
     method = ROUTES.get(call.request["path"]) if call.method == "http" and call.request["method"] == "POST" else None
     if call.method == "http" and call.request["path"] == TOKENS and call.result is not None:
-        return _as_generate(call)
+        return _by_tokens(call)
     if method is None:
         return call
     given = {name: header(call.request["headers"], name) for name in (SESSION, REQUEST_ID)}
@@ -72,22 +72,27 @@ def as_openai(call: Call) -> Call:
     return msgspec.structs.replace(read, result={"body": body})
 
 
-def _as_generate(call: Call) -> Call:
-    """A call of `TOKENS` as the generate() of one prompt. Unchanged if it was refused."""
-    given, answer = body_of(call.request["body"]), body_of((call.result or {})["body"])
-    choices = answer.get("choices")
+def _by_tokens(call: Call) -> Call:
+    """A call of `TOKENS` as the generate() of one prompt, or as the sample() of several answers. Unchanged if it was refused."""
+    assert call.result is not None
+    given = body_of(call.request["body"])
+    choices = (streamed if streams(call.result) else body_of)(call.result["body"]).get("choices")
     if not choices:
         return call
     said = [[place["logprob"] for place in (one.get("logprobs") or {}).get("content") or ()] for one in choices]
-    request = GenerateRequest(prompt_token_ids=[given["token_ids"]], sampling_params=given["sampling_params"])
+    prompt, params = given["token_ids"], {name: one for name, one in given["sampling_params"].items() if name != "n"}
+    count = given["sampling_params"].get("n", 1)
+    one = GenerateRequest(prompt_token_ids=[prompt], sampling_params=params)
+    several = SampleRequest(prompt_token_ids=prompt, num_samples=count, sampling_params=params)
     result = Generation(
         response_ids=[choice["token_ids"] for choice in choices],
         responses=None,
         stop_reasons=[choice["finish_reason"] for choice in choices],
         response_logprobs=[one or None for one in said] if any(said) else None,
     )
+    method, request = ("generate", one) if count == 1 else ("sample", several)
     plain = {"request": msgspec.to_builtins(request), "result": msgspec.to_builtins(result)}
-    return msgspec.structs.replace(call, method="generate", **plain)
+    return msgspec.structs.replace(call, method=method, **plain)
 
 
 def reason(status: int) -> str:

@@ -14,9 +14,11 @@ from harness.checks.http_fields import HTTP_FIELDS
 from harness.checks.http_metrics import HTTP_METRICS
 from harness.checks.http_metrics import PATH as METRICS
 from harness.checks.http_routes import HTTP_ROUTES, NOWHERE
-from harness.checks.http_tokens import HTTP_TOKENS
+from harness.checks.http_tokens import HTTP_TOKENS, TOKEN_STREAM
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.request_fields import AS_IT_IS
+from harness.checks.sampling import independent
+from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.messages import HttpRequest
@@ -175,8 +177,41 @@ async def test_alternatives_by_token_id(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /inference/v1/generate; OpenAI API reference, chat completions: top_logprobs."""
     for server in stack.servers:
         for prompt in prompts.unique(2):
-            body = {"model": stack.model_name, "token_ids": prompt, "sampling_params": {**ANSWER, "logprobs": 3}}
-            await stack.http(HttpRequest(path=TOKENS, headers=JSON, body=json.dumps(body), server=server))
+            await stack.http(by_tokens(stack, server, prompt, {**ANSWER, "logprobs": 3}))
+
+
+def by_tokens(stack: Stack, server: str, prompt: list[int], params: dict[str, Any], **more: Any) -> HttpRequest:
+    """A prompt of token ids for a server's own address."""
+    body = {"model": stack.model_name, "token_ids": prompt, "sampling_params": params, **more}
+    return HttpRequest(path=TOKENS, headers=JSON, body=json.dumps(body), server=server)
+
+
+@scenario(
+    task=0,
+    promise="a server that is asked for several answers by token ids gives all of them, wherever each ends",
+    needs={Capability.SERVER_ADDRESSES},
+    checks=[independent(), ends_as_asked(causes=["stop token"]), ALL_COMPLETE],
+)
+async def test_several_answers_by_token_id(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.n: "Number of outputs to return for the given prompt request." """
+    ends = stack.vocabulary.scattered(range(100, 140))
+    for server in stack.servers:
+        for prompt in prompts.unique(2):
+            params = {"n": 4, "temperature": 1.0, "max_tokens": 48, "stop_token_ids": ends}
+            await stack.http(by_tokens(stack, server, prompt, params))
+
+
+@scenario(
+    task=0,
+    promise="a server that is asked by token ids for a stream answers in events",
+    needs={Capability.SERVER_ADDRESSES},
+    checks=[TOKEN_STREAM, greedy(), ALL_COMPLETE],
+)
+async def test_a_stream_by_token_id(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, /inference/v1/generate: the field stream of its GenerateRequest."""
+    for server in stack.servers:
+        for prompt in prompts.unique(2):
+            await stack.http(by_tokens(stack, server, prompt, ANSWER, stream=True))
 
 
 UNDECLARED: dict[str, dict[str, Any]] = {

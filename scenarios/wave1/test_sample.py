@@ -12,6 +12,7 @@ from harness.checks.sampling import independent
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
+from harness.contract.messages import ENGINE_PLACES
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 
@@ -99,3 +100,15 @@ async def test_samples_stop(stack: Stack, prompts: Prompts) -> None:
     await stack.sample(
         prompts.one(), 8, temperature=1.0, max_tokens=48, stop_token_ids=stack.vocabulary.scattered(range(100, 300))
     )
+
+
+@scenario(
+    task=0,
+    promise="sample() gives more samples than an engine runs at once: what finds no place waits",
+    needs=SAMPLE,
+    checks=[independent(), ends_as_asked(causes=["length"]), ALL_COMPLETE],
+)
+async def test_more_samples_than_an_engine_has_places(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, sample: num_samples has no upper limit; vLLM documentation, max_num_seqs: "Maximum number of sequences to be
+    processed in a single iteration." """
+    await stack.attempt(stack.sample(prompts.one(), ENGINE_PLACES + 1, temperature=1.0, max_tokens=8))

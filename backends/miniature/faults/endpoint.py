@@ -43,6 +43,24 @@ class AlternativesMisnamed(Endpoint):
         return [one | {"token": token_name(chosen)} for one in super().alternatives(chosen, top)]
 
 
+@seeded("answers_by_tokens_lost", caught_by=["sampling.independent", "stopping"], corrupts=Fact.ANSWERS)
+class LastAnswerAlone(Endpoint):
+    """Of several answers by token ids, the last alone is given."""
+
+    def kept(self, choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        self.fired += len(choices) > 1
+        return super().kept(choices[-1:])
+
+
+@seeded("token_stream_ignored", caught_by=["token_stream"])
+class NoTokenStream(Endpoint):
+    """A stream of token ids comes as one body."""
+
+    def events_wanted(self, body: dict[str, Any]) -> bool:
+        self.fired += super().events_wanted(body)
+        return False
+
+
 @seeded("endpoint_lacks_a_route", "server_error", caught_by=["http_routes", "errors.named"])
 class AbsenceBreaks(Endpoint):
     """A route that the address lacks is answered as a server error."""

@@ -6,10 +6,10 @@ import random
 from typing import Any, ClassVar
 
 from backends.miniature.client import Client
-from backends.miniature.engine import Engine, Output, Request
+from backends.miniature.engine import BadRequest, Engine, Output, Request
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import NOTHING, Fact
-from harness.contract.messages import Generation, SampleRequest, SessionId
+from harness.contract.messages import ENGINE_PLACES, Generation, SampleRequest, SessionId
 
 
 class _Ignores(Engine):
@@ -84,6 +84,17 @@ class SamplesShareASeed(Client):
         engine = self.router.server_of(request.session_id)
         calls = [self.row(None, request.prompt_token_ids, params, engine=engine) for _ in range(request.num_samples)]
         return self.generation(await self.gather(calls))
+
+
+@seeded("samples_refused", "beyond_places", caught_by=["all_complete", "sampling.independent", "stopping"])
+class NoMoreSamplesThanPlaces(Client):
+    """A call for more samples than an engine runs at once is refused."""
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        if request.num_samples > ENGINE_PLACES:
+            self.fired += 1
+            raise BadRequest(f"num_samples must be at most {ENGINE_PLACES}")
+        return await super().sample(request)
 
 
 @seeded("samples_alike", "one_chance", caught_by=["sampling.independent"], corrupts=Fact.CHANCE | Fact.ROUTES)
