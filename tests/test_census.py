@@ -387,6 +387,8 @@ def test_an_option_with_another_value_is_a_change_and_one_that_another_vllm_lack
 def test_a_renamed_method_keeps_its_arguments_under_the_new_name():
     argument = {"pause(mode)": Offer(name="pause(mode)", kind="parameter", default="'keep'")}
     there = {"hold(mode)": Offer(name="hold(mode)", kind="parameter", default="'abort'")}
+    argument |= {"pause(label)": Offer(name="pause(label)", kind="parameter")}
+    there |= {"hold(label)": Offer(name="hold(label)", kind="parameter")}
     renamed = entry(How.RENAMED, "pause", to="hold")
     found = compare(offers("pause") | argument, offers("hold") | there, [renamed])
     assert [(change.name, change.how) for change in found.changes] == [

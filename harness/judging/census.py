@@ -163,8 +163,7 @@ def _lost(
     """One per thing that the baseline offers; None if it is the same. Arguments of a method that is gone are left out."""
     for name, ours in baseline.items():
         owner = name.partition("(")[0]
-        at = renamed.get(name) or renamed.get(owner, owner) + name.removeprefix(owner)
-        theirs = candidate.get(at)
+        theirs = candidate.get(_at(name, renamed))
         if theirs is None and ours.kind in ("option", "need"):
             continue  # an option is of vLLM's release, not of the stack; who needs less takes every client
         if theirs is None and owner != name and renamed.get(owner, owner) not in candidate:
@@ -173,6 +172,12 @@ def _lost(
         if how is None and name in entries and entries[name].how is How.MEANING:
             how = How.MEANING
         yield None if how is None else Change(name=name, how=how, baseline=_said(ours), candidate=_said(theirs))
+
+
+def _at(name: str, renamed: Mapping[str, str]) -> str:
+    """Its name on the candidate. Arguments go with their method."""
+    owner = name.partition("(")[0]
+    return renamed.get(name) or renamed.get(owner, owner) + name.removeprefix(owner)
 
 
 def _how(ours: Offer, theirs: Offer | None) -> How | None:
@@ -189,7 +194,7 @@ def _added(baseline: Offers, candidate: Offers, renamed: Mapping[str, str]) -> I
     """What the candidate alone offers: arguments that a caller has to give, what a client of the user's own has to have, and the rest,
     which is new. Arguments of a new method are left out, and options, which are those of vLLM's release."""
     methods = {renamed.get(name, name) for name, offer in baseline.items() if offer.kind in ("method", "import")}
-    there = {*baseline, *renamed.values()}
+    there = {*baseline, *(_at(name, renamed) for name in baseline)}
     told = {offer.kind for offer in baseline.values()}
     for name, theirs in candidate.items():
         of_parameter = theirs.kind == "parameter"
