@@ -679,7 +679,18 @@ class ProbeSecurityResult(Message, frozen=True, kw_only=True):
 
 
 OfferKind = Literal[
-    "method", "parameter", "protocol", "attribute", "field", "exception", "key", "variable", "switch", "option", "need", "import"
+    "method",
+    "parameter",
+    "protocol",
+    "attribute",
+    "field",
+    "exception",
+    "key",
+    "variable",
+    "switch",
+    "option",
+    "need",
+    "import",
 ]
 
 

@@ -135,7 +135,9 @@ def imports(packages: Iterable[str]) -> Iterator[Offer]:
                 parts = file.relative_to(folder).with_suffix("").parts
                 if not any(part.startswith("_") and part != "__init__" for part in parts):
                     module = ".".join((package, *parts)).removesuffix(".__init__")
-                    yield from _importable(module, ast.parse(file.read_text(encoding="utf-8")), package.partition(".")[0])
+                    yield from _importable(
+                        module, ast.parse(file.read_text(encoding="utf-8")), package.partition(".")[0]
+                    )
 
 
 def _importable(module: str, tree: ast.Module, family: str) -> Iterator[Offer]:
@@ -144,7 +146,9 @@ def _importable(module: str, tree: ast.Module, family: str) -> Iterator[Offer]:
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").partition(".")[0] == family):
             taken = [alias.asname or alias.name for alias in node.names]
             told = _told(tree)
-            yield from (Offer(name=f"{module}:{name}", kind="import", form="handed on") for name in taken if name in told)
+            yield from (
+                Offer(name=f"{module}:{name}", kind="import", form="handed on") for name in taken if name in told
+            )
         elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
             name = f"{module}:{node.name}"
             if isinstance(node, ast.ClassDef):
@@ -157,7 +161,9 @@ def _importable(module: str, tree: ast.Module, family: str) -> Iterator[Offer]:
 def _told(tree: ast.Module) -> Set[str]:
     """The names of a module's `__all__`."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == "__all__" for one in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(one, ast.Name) and one.id == "__all__" for one in node.targets
+        ):
             return {str(one) for one in ast.literal_eval(node.value)}
     return set()
 

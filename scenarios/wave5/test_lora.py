@@ -132,6 +132,27 @@ async def test_a_version_that_is_only_written(stack: Stack, prompts: Prompts) ->
 
 @scenario(
     task=11,
+    promise="an adapter that made room for others answers in its loaded version, whatever its folder holds by now",
+    needs=SEVERAL,
+    checks=[ADAPTER_UNDISTURBED, greedy(), ALL_COMPLETE],
+    topologies=LORA,
+)
+async def test_an_adapter_that_made_room(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, LoRA Adapters, --max-cpu-loras: an engine drops the adapter that was used longest ago, and reads its folder
+    when the next request has it. A trainer of several adapters writes each one's next version there (SkyRL, lora_sync_path)."""
+    batch = prompts.unique(4)
+    await stack.load_lora_adapter("policy", 1)
+    await stack.generate(batch, lora_adapter="policy", **SCORED)
+    await stack.write_lora_adapter("policy", 2)
+    for other in ("first", "second", "third", "fourth"):
+        await stack.load_lora_adapter(other, 3)
+        await stack.generate(prompts.unique(4), lora_adapter=other, **SCORED)
+    for prompted in (batch, prompts.unique(4)):
+        await stack.generate(prompted, lora_adapter="policy", **SCORED)
+
+
+@scenario(
+    task=11,
     promise="while the trainer writes the next version into an adapter's folder, the loaded one goes on answering",
     needs={Capability.LORA, Capability.RESET_PREFIX_CACHE},
     checks=[ADAPTER_UNDISTURBED, greedy(), ALL_COMPLETE],

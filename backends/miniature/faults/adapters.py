@@ -101,6 +101,24 @@ class AdapterReadAgain(Engine):
         return super().adapted(adapter)
 
 
+@seeded(
+    "adapter_read_again", "for_want_of_room", caught_by=["adapter_undisturbed"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS
+)
+class AdapterReadAgainForWantOfRoom(Engine):
+    """An engine keeps the two adapters that were used last. Another one is read from its folder when a request has it."""
+
+    used: list[str]
+
+    def adapted(self, adapter: str) -> model.Network:
+        kept = self.__dict__.setdefault("used", [adapter])
+        written = self.folders[adapter]
+        if adapter not in kept[-2:] and written is not None and written is not self.adapters[adapter][1]:
+            self.fired += 1
+            self.adapters[adapter] = (next(self._loads), written)
+        self.used = [*(one for one in kept if one != adapter), adapter]
+        return super().adapted(adapter)
+
+
 @seeded("half_an_adapter_read", caught_by=["all_complete"], corrupts=ROWS)
 class HalfAnAdapterRead(Engine):
     """Each request looks into its adapter's folder, and fails while the trainer writes there."""
