@@ -109,6 +109,6 @@ async def test_samples_stop(stack: Stack, prompts: Prompts) -> None:
     checks=[independent(), ends_as_asked(causes=["length"]), ALL_COMPLETE],
 )
 async def test_more_samples_than_an_engine_has_places(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference, sample: num_samples has no upper limit; vLLM documentation, max_num_seqs: "Maximum number of sequences to be
-    processed in a single iteration." """
+    """SkyRL API reference, sample: num_samples has no upper limit; vLLM documentation, max_num_seqs: "Maximum number of sequences to
+    be processed in a single iteration." """
     await stack.attempt(stack.sample(prompts.one(), ENGINE_PLACES + 1, temperature=1.0, max_tokens=8))
