@@ -142,6 +142,7 @@ def imports(packages: Iterable[str]) -> Iterator[Offer]:
 
 def _importable(module: str, tree: ast.Module, family: str) -> Iterator[Offer]:
     """`family`: the top package; what a module takes from others is not its own to give."""
+    told = _told(tree)
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").partition(".")[0] == family):
             taken = [alias.asname or alias.name for alias in node.names]
@@ -175,9 +176,9 @@ def _parameters(function: str, given: ast.arguments) -> Iterator[Offer]:
     for one, default in pairs:
         said = None if default is None else ast.unparse(default)
         yield Offer(name=f"{function}({one.arg})", kind="parameter", default=said)
-    for one, stars in ((given.vararg, "*"), (given.kwarg, "**")):
-        if one is not None:
-            yield Offer(name=f"{function}({stars}{one.arg})", kind="parameter")
+    for stars, more in (("*", given.vararg), ("**", given.kwarg)):
+        if more is not None:
+            yield Offer(name=f"{function}({stars}{more.arg})", kind="parameter")
 
 
 def _variables(tree: ast.AST) -> Iterator[Offer]:
