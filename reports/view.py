@@ -90,10 +90,14 @@ def open_causes(judgement: Judgement) -> list[str]:
 
 
 def changes(judgement: Judgement) -> list[tuple[Verdict, Change]]:
-    """Everything in which the candidate's client is not the baseline's, each with the verdict that found it. First
+    """Everything in which the candidate's client is not the baseline's, once, with the first verdict that found it. First
     what a caller has to change and no entry explains, last what is new."""
-    found = [(verdict, change) for verdict in judgement.verdicts for change in verdict.changes]
-    return sorted(found, key=lambda row: (not row[1].bare, row[1].how is How.NEW))
+    found: dict[Change, Verdict] = {}
+    for verdict in judgement.verdicts:
+        for change in verdict.changes:
+            found.setdefault(change, verdict)
+    rows = [(verdict, change) for change, verdict in found.items()]
+    return sorted(rows, key=lambda row: (not row[1].bare, row[1].how is How.NEW))
 
 
 def changed(judgement: Judgement) -> list[str]:
@@ -104,7 +108,7 @@ def changed(judgement: Judgement) -> list[str]:
     found = [change for _, change in changes(judgement)]
     counts = Counter(str(change.how) for change in found)
     bare = sum(change.bare for change in found)
-    same = sum(int(verdict.numbers.get("same", 0)) for verdict in censuses)
+    same = max(int(verdict.numbers.get("same", 0)) for verdict in censuses)
     said = [f"{same} the same", *(f"{times} {how}" for how, times in counts.most_common())]
     return [f"Client, what a caller meets: {', '.join(said)}" + (f"; {bare} without an entry" if bare else "")]
 

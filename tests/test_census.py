@@ -29,10 +29,11 @@ from harness.judging.census import (
 from harness.judging.noise import noise_floors
 from harness.judging.parity import compare as side_by_side
 from harness.records.recording import Raw
-from harness.records.verdict import How
+from harness.records.verdict import How, Judgement
 from harness.running import catalogue
+from reports import view
+from tests import recordings, traces
 from tests import test_parity as parity
-from tests import traces
 
 RELEASED = "skyrl/client.py:12: what it does"
 
@@ -437,6 +438,14 @@ def test_what_is_gone_without_an_entry_is_red_whatever_the_checks_say(status):
     assert found.red
     assert (found.status, found.reason) == ("regression", "gone and without an entry: teardown")
     assert [(change.name, change.do) for change in found.changes] == [("teardown", "")]
+
+
+def test_what_several_scenarios_look_up_is_told_once():
+    found = verdict_of({name: offer for name, offer in CORRECT.items() if name != "teardown"})
+    made = Judgement(run=recordings.info(), verdicts=[found, msgspec.structs.replace(found, scenario="census.another")])
+    assert [change.name for _, change in view.changes(made)] == ["teardown"]
+    same = f"{len(CORRECT) - 1} the same"
+    assert view.changed(made) == [f"Client, what a caller meets: {same}, 1 gone; 1 without an entry"]
 
 
 def test_what_the_candidate_alone_offers_is_listed_and_asks_nothing():
