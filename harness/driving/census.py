@@ -146,7 +146,6 @@ def _importable(module: str, tree: ast.Module, family: str) -> Iterator[Offer]:
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").partition(".")[0] == family):
             taken = [alias.asname or alias.name for alias in node.names]
-            told = _told(tree)
             yield from (
                 Offer(name=f"{module}:{name}", kind="import", form="handed on") for name in taken if name in told
             )
