@@ -93,8 +93,7 @@ def variables(package: str, constants: str) -> Iterator[Offer]:
         for variable in _variables(node)
     }
     found: dict[str, Offer] = {}
-    for file in sorted(_source(package).parent.rglob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+    for _, tree in _trees(_source(package).parent):
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         found |= {one.name: one for one in (*_variables(tree), *(named[name] for name in used & named.keys()))}
@@ -131,31 +130,27 @@ def imports(packages: Iterable[str]) -> Iterator[Offer]:
     for package in packages:
         spec = importlib.util.find_spec(package)
         for folder in [] if spec is None else spec.submodule_search_locations or ():
-            for file in sorted(Path(folder).rglob("*.py")):
+            for file, tree in _trees(Path(folder)):
                 parts = file.relative_to(folder).with_suffix("").parts
                 if not any(part.startswith("_") and part != "__init__" for part in parts):
-                    module = ".".join((package, *parts)).removesuffix(".__init__")
-                    yield from _importable(
-                        module, ast.parse(file.read_text(encoding="utf-8")), package.partition(".")[0]
-                    )
+                    yield from _importable(".".join((package, *parts)).removesuffix(".__init__"), tree)
 
 
-def _importable(module: str, tree: ast.Module, family: str) -> Iterator[Offer]:
-    """`family`: the top package; what a module takes from others is not its own to give."""
-    told = _told(tree)
+def _importable(module: str, tree: ast.Module) -> Iterator[Offer]:
+    """What a module takes from other packages than its own top one is not its own to give."""
+    told, family = _told(tree), module.partition(".")[0]
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").partition(".")[0] == family):
-            taken = [alias.asname or alias.name for alias in node.names]
-            yield from (
-                Offer(name=f"{module}:{name}", kind="import", form="handed on") for name in taken if name in told
-            )
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-            name = f"{module}:{node.name}"
-            if isinstance(node, ast.ClassDef):
-                yield Offer(name=name, kind="import", form="class")
-                continue
-            yield Offer(name=name, kind="import", form="async" if isinstance(node, ast.AsyncFunctionDef) else "sync")
-            yield from _parameters(name, node.args)
+            taken = (alias.asname or alias.name for alias in node.names)
+            yield from (Offer(name=f"{module}:{one}", kind="import", form="handed on") for one in taken if one in told)
+        elif not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+            continue
+        elif isinstance(node, ast.ClassDef):
+            yield Offer(name=f"{module}:{node.name}", kind="import", form="class")
+        else:
+            form = "async" if isinstance(node, ast.AsyncFunctionDef) else "sync"
+            yield Offer(name=f"{module}:{node.name}", kind="import", form=form)
+            yield from _parameters(f"{module}:{node.name}", node.args)
 
 
 def _told(tree: ast.Module) -> Set[str]:
@@ -200,6 +195,12 @@ def _source(module: str) -> Path:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"{module} has no source code here")
     return Path(spec.origin)
+
+
+def _trees(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """Each source file below a folder, with its code."""
+    for file in sorted(folder.rglob("*.py")):
+        yield file, ast.parse(file.read_text(encoding="utf-8"))
 
 
 def _tree(module: str) -> ast.AST:

@@ -82,15 +82,18 @@ def _by_tokens(call: Call) -> Call:
     said = [[place["logprob"] for place in (one.get("logprobs") or {}).get("content") or ()] for one in choices]
     prompt, params = given["token_ids"], {name: one for name, one in given["sampling_params"].items() if name != "n"}
     count = given["sampling_params"].get("n", 1)
-    one = GenerateRequest(prompt_token_ids=[prompt], sampling_params=params)
-    several = SampleRequest(prompt_token_ids=prompt, num_samples=count, sampling_params=params)
+    request: GenerateRequest | SampleRequest
+    if count == 1:
+        method, request = "generate", GenerateRequest(prompt_token_ids=[prompt], sampling_params=params)
+    else:
+        request = SampleRequest(prompt_token_ids=prompt, num_samples=count, sampling_params=params)
+        method = "sample"
     result = Generation(
         response_ids=[choice["token_ids"] for choice in choices],
         responses=None,
         stop_reasons=[choice["finish_reason"] for choice in choices],
         response_logprobs=[one or None for one in said] if any(said) else None,
     )
-    method, request = ("generate", one) if count == 1 else ("sample", several)
     plain = {"request": msgspec.to_builtins(request), "result": msgspec.to_builtins(result)}
     return msgspec.structs.replace(call, method=method, **plain)
 

@@ -95,28 +95,27 @@ class AdapterReadAgain(Engine):
 
     def adapted(self, adapter: str) -> model.Network:
         written = self.folders[adapter]
-        if written is not None and written is not self.adapters[adapter][1]:
+        if self.dropped(adapter) and written is not None and written is not self.adapters[adapter][1]:
             self.fired += 1
             self.adapters[adapter] = (next(self._loads), written)
         return super().adapted(adapter)
+
+    def dropped(self, _adapter: str) -> bool:
+        return True
 
 
 @seeded(
     "adapter_read_again", "for_want_of_room", caught_by=["adapter_undisturbed"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS
 )
-class AdapterReadAgainForWantOfRoom(Engine):
+class AdapterReadAgainForWantOfRoom(AdapterReadAgain):
     """An engine keeps the two adapters that were used last. Another one is read from its folder when a request has it."""
 
-    used: list[str]
+    used: tuple[str, ...] = ()
 
-    def adapted(self, adapter: str) -> model.Network:
-        kept = self.__dict__.setdefault("used", [adapter])
-        written = self.folders[adapter]
-        if adapter not in kept[-2:] and written is not None and written is not self.adapters[adapter][1]:
-            self.fired += 1
-            self.adapters[adapter] = (next(self._loads), written)
-        self.used = [*(one for one in kept if one != adapter), adapter]
-        return super().adapted(adapter)
+    def dropped(self, adapter: str) -> bool:
+        kept = self.used[-2:]
+        self.used = (*(one for one in self.used if one != adapter), adapter)
+        return adapter not in kept
 
 
 @seeded("half_an_adapter_read", caught_by=["all_complete"], corrupts=ROWS)
