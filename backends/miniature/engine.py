@@ -259,8 +259,6 @@ class Engine:
         await self.late("request")
         if self.dead:
             raise EngineDead(f"{self.name} is dead")
-        if self.asleep:
-            raise RuntimeError(f"{self.name} is asleep: {', '.join(sorted(self.asleep))}")
         try:
             self.refuse_wrong(prompt, params, adapter)
         except BadRequest:
@@ -347,8 +345,12 @@ class Engine:
 
     def _poke(self) -> None:
         busy = bool(self.running or self.waiting)
-        (self._work.set if busy and not self.frozen and not self.dead else self._work.clear)()
+        (self._work.set if busy and not self.frozen and self.may_run() and not self.dead else self._work.clear)()
         (self._idle.clear if busy else self._idle.set)()
+
+    def may_run(self) -> bool:
+        """False while anything sleeps (vLLM #44483)."""
+        return not self.asleep
 
     def step(self) -> None:
         """One token for every running request."""
@@ -613,6 +615,7 @@ class Engine:
 
     async def wake_up(self, *, tags: list[str] | None) -> None:
         self.asleep -= TAGS if tags is None else set(tags)
+        self._poke()
 
     def pool(self, rank: int) -> dict[str, int]:
         """tag → bytes that one worker releases when it sleeps."""

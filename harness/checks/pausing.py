@@ -142,7 +142,7 @@ def _busy(evidence: Evidence, pause: Pause, waiting: Sequence[Call]) -> set[str]
     }
 
 
-def _steps(evidence: Evidence) -> dict[str, list[Observation]]:
+def steps_of(evidence: Evidence) -> dict[str, list[Observation]]:
     """The steps of each server in order of time; a server without steps has no entry."""
     found: dict[str, list[Observation]] = {}
     for seen in sorted(evidence.trace.observations, key=lambda o: o.at_ns):
@@ -151,14 +151,14 @@ def _steps(evidence: Evidence) -> dict[str, list[Observation]]:
     return found
 
 
-def _step_time_ns(evidence: Evidence) -> int:
+def step_time_ns(evidence: Evidence) -> int:
     """The median time between tokens of one request, over all requests, as the time of an engine step."""
     gaps = sorted(b - a for e in evidence.executions for a, b in zip(e.step_ns, e.step_ns[1:], strict=False) if b > a)
     return gaps[len(gaps) // 2] if gaps else 0
 
 
 def _judge_frozen(evidence: Evidence) -> Finding:
-    steps, step_time = _steps(evidence), _step_time_ns(evidence)
+    steps, step_time = steps_of(evidence), step_time_ns(evidence)
     facts, short = 0, 0
     most, latest_ns, running = 0, 0, math.inf
     wrong: list[tuple[str, dict[str, Any]]] = []

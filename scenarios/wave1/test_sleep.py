@@ -6,17 +6,19 @@ import asyncio
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
-from harness.checks.cut_by_sleep import CUT_BY_SLEEP
-from harness.checks.history import EXPLAINED
+from harness.checks.history import EXPLAINED, explained, waited
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.memory import AWAKE_AGAIN, BY_TAGS, RELEASED
+from harness.checks.sleeping import CUT_BY_SLEEP, STILL
 from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
+from harness.contract.clock import monotonic
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.moments import QUEUED
+from scenarios.pauses import HOLD
 from scenarios.requests import ANSWER, GREEDY, SPREAD
 
 COLOCATED = ("colocated",)
@@ -136,3 +138,29 @@ async def test_sleep_with_requests_in_flight(stack: Stack, prompts: Prompts) -> 
         await stack.sleep(1)
         await stack.wake_up()
     await stack.generate(prompts.unique(SPREAD), label="after", **ANSWER)
+
+
+@scenario(
+    task=1,
+    promise="requests that come before all is awake wait for it, and the new policy answers them",
+    needs={Capability.SLEEP, Capability.WAKE_UP_TAGS, Capability.WEIGHT_SYNC},
+    checks=[STILL, explained(waited), EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
+    topologies=COLOCATED,
+    deadline_s=120.0,
+)
+async def test_requests_that_come_before_all_is_awake(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Sleep Mode: "weights" are woken before a weight update, "kv_cache" after it; vLLM #44483: "Resume
+    scheduling only once the executor is fully resident"."""
+    began = monotonic()
+    await stack.generate(prompts.unique(SPREAD), **ANSWER)
+    took = monotonic() - began
+    async with asyncio.TaskGroup() as callers:
+        await stack.sleep(level=2)
+        callers.create_task(stack.generate(prompts.unique(SPREAD), label="asleep", **ANSWER))
+        await asyncio.sleep(HOLD * took)
+        await stack.wake_up(tags=["weights"])
+        callers.create_task(stack.generate(prompts.unique(SPREAD), label="weights awake", **ANSWER))
+        await asyncio.sleep(HOLD * took)
+        await stack.sync_weights(1)
+        await stack.digests()
+        await stack.wake_up(tags=["kv_cache"])

@@ -1,9 +1,10 @@
-"""Sleep that keeps device memory, and waking that takes the wrong memory. Answers stay right: only devices show it."""
+"""Sleep that keeps device memory or runs on, and waking that takes the wrong memory. Answers stay right."""
 
 from __future__ import annotations
 
 from backends.miniature.engine import TAGS, Engine
 from backends.miniature.faults.registry import ONE, seeded
+from harness.contract.faults import Fact
 
 
 class _Mapped(Engine):
@@ -62,6 +63,34 @@ class CutAsWhole(Engine):
             self.finish(request)
         self.running, self.waiting = [], []
         await super().sleep(level=level)
+
+
+class _RunsOn(Engine):
+    """Runs requests while something sleeps."""
+
+    def may_run(self) -> bool:
+        goes_on = not super().may_run() and self.runs_on()
+        self.fired += goes_on and bool(self.waiting)
+        return goes_on or super().may_run()
+
+    def runs_on(self) -> bool:
+        raise NotImplementedError
+
+
+@seeded("runs_while_asleep", "in_part", caught_by=["still_while_asleep"], corrupts=Fact.ANSWERS)
+class RunsWithoutCache(_RunsOn):
+    """Waking the weights starts the scheduler again, though the KV cache still sleeps (vLLM #44395)."""
+
+    def runs_on(self) -> bool:
+        return self.asleep == {"kv_cache"}
+
+
+@seeded("runs_while_asleep", "one_server", caught_by=["still_while_asleep"], corrupts=Fact.ANSWERS)
+class OneRunsAsleep(_RunsOn):
+    """One server runs what comes while it sleeps."""
+
+    def runs_on(self) -> bool:
+        return self.name == ONE and self.asleep == TAGS
 
 
 @seeded("wake_up_takes_nothing", caught_by=["memory.awake_again"])
