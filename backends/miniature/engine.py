@@ -604,13 +604,13 @@ class Engine:
     def thaw(self, request: Request) -> None:
         """A frozen request goes on as it is."""
 
-    async def sleep(self, *, level: int) -> None:
-        """vLLM documentation, Sleep Mode: ends all requests, drops the cache, and at level 2 the weights too."""
+    async def sleep(self, *, level: int, tags: list[str] | None = None) -> None:
+        """vLLM documentation, Sleep Mode: ends all requests, drops the cache, and at level 2 the weights too. `tags`: only these."""
         self.abort_all()
         self._poke()
-        self.asleep = set(TAGS)
+        self.asleep |= TAGS if tags is None else set(tags)
         self.forget()
-        if level == 2:
+        if level == 2 and "weights" in self.asleep:
             self.hold({name: np.zeros_like(tensor) for name, tensor in self.held_parameters.items()})
 
     async def wake_up(self, *, tags: list[str] | None) -> None:

@@ -80,8 +80,8 @@ class Interface:
     async def resume_generation(self) -> None:
         await self.client.everywhere("resume_generation")
 
-    async def sleep(self, level: int = 2) -> None:
-        await self.client.everywhere("sleep", level=self.level(plain(level)))
+    async def sleep(self, level: int = 2, tags: list[str] | None = None) -> None:
+        await self.client.everywhere("sleep", level=self.level(plain(level)), tags=plain(tags))
 
     def level(self, asked: Any) -> Any:
         """The level at which engines sleep. With adapters they keep the model, since no sync brings it back."""

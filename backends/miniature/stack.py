@@ -245,7 +245,7 @@ class Miniature:
         await self.interface.resume_generation()
 
     async def sleep(self, request: messages.SleepRequest) -> None:
-        await self.interface.sleep(level=request.level)
+        await self.interface.sleep(level=request.level, tags=request.tags)
 
     async def wake_up(self, request: messages.WakeUpRequest) -> None:
         await self.interface.wake_up(tags=request.tags)

@@ -74,7 +74,7 @@ NEEDS_A_SYNC = frozenset(
         Capability.MEGATRON_TRAINER,
     }
 )
-NO_COLOCATION = frozenset({Capability.SLEEP, Capability.WAKE_UP_TAGS})
+NO_COLOCATION = frozenset({Capability.SLEEP, Capability.SLEEP_TAGS, Capability.WAKE_UP_TAGS})
 
 ENDPOINTS = (
     "/v1/completions",
@@ -522,7 +522,8 @@ class SkyRLStack(VllmStack):
         return await self._tinker.sample(request)
 
     async def sleep(self, request: messages.SleepRequest) -> None:
-        await self.client.sleep(level=request.level)
+        named = {} if request.tags is None else {"tags": request.tags}
+        await self.client.sleep(level=request.level, **named)
 
     async def wake_up(self, request: messages.WakeUpRequest) -> None:
         await self.client.wake_up(tags=request.tags)

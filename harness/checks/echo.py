@@ -174,7 +174,7 @@ CONTROL_OPS = {
 
 CONTROL_ARGUMENTS: dict[str, dict[str, Any]] = {
     "pause": {"mode": "abort", "clear_cache": True},
-    "sleep": {"level": 1},
+    "sleep": {"level": 1, "tags": None},
     "wake_up": {"tags": None},
     "reset_prefix_cache": {"reset_running_requests": False},
 }

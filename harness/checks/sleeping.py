@@ -70,8 +70,8 @@ def rests(evidence: Evidence) -> Iterator[Rest]:
     for call in changes:
         if awake != TAGS:
             yield Rest(since_ns, call.started_ns, awake)
-        woken = () if call.method == "sleep" else call.request["tags"] or TAGS
-        awake = () if call.method == "sleep" else tuple(tag for tag in TAGS if tag in (*awake, *woken))
+        named = call.request.get("tags") or TAGS
+        awake = tuple(tag for tag in TAGS if (call.method == "wake_up" if tag in named else tag in awake))
         since_ns = call.ended_ns
 
 

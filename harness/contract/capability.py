@@ -67,6 +67,8 @@ class Capability(StrEnum):
     """pause(clear_cache=True): drop the prefix cache with the pause. SkyRL #904, pause(); vLLM `/pause`."""
     SLEEP = "sleep"
     """sleep(level) and wake_up(): hand the accelerator's memory to the trainer and take it back. SkyRL #1014, task 1."""
+    SLEEP_TAGS = "sleep_tags"
+    """sleep(tags): put only "weights" or only "kv_cache" to sleep. SkyRL 0.2.0, RemoteInferenceClient.sleep."""
     WAKE_UP_TAGS = "wake_up_tags"
     """wake_up(tags): take back only "weights" or only "kv_cache". vLLM sleep mode."""
     DEVICE_MEMORY = "device_memory"

@@ -266,9 +266,10 @@ class PauseRequest(Message, frozen=True, kw_only=True):
 
 
 class SleepRequest(Message, frozen=True, kw_only=True):
-    """`level` 1 offloads weights, 2 discards them (vLLM sleep mode)."""
+    """`level` 1 offloads weights, 2 discards them (vLLM sleep mode). `tags` None puts everything to sleep; else what they name."""
 
     level: int = 2
+    tags: list[str] | None = None
 
 
 class WakeUpRequest(Message, frozen=True, kw_only=True):

@@ -150,7 +150,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[State, Step], object], str], ...]
     (("sleep", "resume"), lambda at, _: at.torn, "a sync that failed is made again before anything uses the weights"),
     (("pause",), lambda at, _: at.torn and at.pending, "frozen requests wait for the sync that is made again"),
     (("reset_prefix_cache",), lambda at, _: "kv_cache" in at.asleep, "a cache that sleeps holds nothing"),
-    (_ASKS, lambda at, _: at.asleep, "no source says whether requests to engines that sleep wait or fail"),
+    (
+        _ASKS,
+        lambda at, _: at.asleep,
+        "requests to engines that sleep are a scenario of test_sleep.py, which no sequence repeats",
+    ),
     (_ASKS, lambda at, _: at.lost, "engines without weights cannot answer"),
     (_ASKS, lambda at, _: at.torn, "nobody knows what engines answer after a sync that failed"),
     (("cancel",), lambda at, _: not at.pending, "nothing is in the background"),

@@ -226,8 +226,8 @@ class Calls(ABC):
         await self._call("resume", messages.Empty(), messages.Empty)
         self._condition.paused = False
 
-    async def sleep(self, level: int = 2, *, label: str | None = None) -> None:
-        await self._call("sleep", messages.SleepRequest(level=level), messages.Empty, label)
+    async def sleep(self, level: int = 2, tags: list[str] | None = None, *, label: str | None = None) -> None:
+        await self._call("sleep", messages.SleepRequest(level=level, tags=tags), messages.Empty, label)
 
     async def wake_up(self, tags: list[str] | None = None, *, label: str | None = None) -> None:
         await self._call("wake_up", messages.WakeUpRequest(tags=tags), messages.Empty, label)

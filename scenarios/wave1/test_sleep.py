@@ -84,6 +84,24 @@ async def test_sleep_and_wake_change_no_answer(stack: Stack, prompts: Prompts) -
 
 @scenario(
     task=1,
+    promise="sleep(tags) puts only what its tags name to sleep, and engines that wake answer as before",
+    needs={Capability.SLEEP, Capability.SLEEP_TAGS},
+    checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_OUTPUT, EXPLAINED, ALL_COMPLETE],
+    topologies=COLOCATED,
+)
+async def test_sleep_of_a_part(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.2.0, RemoteInferenceClient.sleep: "Optional list of tags to sleep specific resources"."""
+    batch = prompts.unique(SPREAD)
+    await stack.generate(batch, **ANSWER)
+    for tag in ("kv_cache", "weights"):
+        await stack.sleep(level=1, tags=[tag])
+        await stack.wake_up()
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=1,
     promise="sleep gives the device's memory back, and each tag takes back its own",
     needs={Capability.SLEEP, Capability.WAKE_UP_TAGS, Capability.WEIGHT_SYNC, Capability.DEVICE_MEMORY},
     checks=[RELEASED, BY_TAGS, AWAKE_AGAIN, EVERY_PARAMETER, EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],

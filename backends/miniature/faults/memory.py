@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backends.miniature.engine import TAGS, Engine
+from backends.miniature.interface import Interface
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
 
@@ -56,13 +57,13 @@ class TagsIgnored(_Mapped):
 class CutAsWhole(Engine):
     """Requests that sleep() cuts short come back with the finish reason of whole answers."""
 
-    async def sleep(self, *, level: int) -> None:
+    async def sleep(self, *, level: int, tags: list[str] | None = None) -> None:
         for request in [*self.running, *self.waiting]:
             self.fired += 1
             request.reason = "length"
             self.finish(request)
         self.running, self.waiting = [], []
-        await super().sleep(level=level)
+        await super().sleep(level=level, tags=tags)
 
 
 class _RunsOn(Engine):
@@ -75,6 +76,15 @@ class _RunsOn(Engine):
 
     def runs_on(self) -> bool:
         raise NotImplementedError
+
+
+@seeded("drops_tags_of_sleep", caught_by=["echo"])
+class AllSleeps(Interface):
+    """sleep(tags) puts everything to sleep, whatever the tags name."""
+
+    async def sleep(self, level: int = 2, tags: list[str] | None = None) -> None:
+        self.fired += tags is not None
+        await super().sleep(level, None)
 
 
 @seeded("runs_while_asleep", "in_part", caught_by=["still_while_asleep"], corrupts=Fact.ANSWERS)
@@ -99,9 +109,9 @@ class NothingTakenBack(_Mapped):
 
     _released = False
 
-    async def sleep(self, *, level: int) -> None:
+    async def sleep(self, *, level: int, tags: list[str] | None = None) -> None:
         self._released = True
-        await super().sleep(level=level)
+        await super().sleep(level=level, tags=tags)
 
     async def finish_weight_update(self) -> None:
         self._released = False
@@ -117,9 +127,9 @@ class SleepLeaks(Engine):
 
     _sleeps = 0
 
-    async def sleep(self, *, level: int) -> None:
+    async def sleep(self, *, level: int, tags: list[str] | None = None) -> None:
         self._sleeps += 1
-        await super().sleep(level=level)
+        await super().sleep(level=level, tags=tags)
 
     def in_use(self, rank: int) -> int:
         self.fired += self._sleeps > 0
