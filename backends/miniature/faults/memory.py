@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from backends.miniature.engine import TAGS, Engine
-from backends.miniature.interface import Interface
 from backends.miniature.faults.registry import ONE, seeded
+from backends.miniature.interface import Interface
 from harness.contract.faults import Fact
 
 
