@@ -457,7 +457,7 @@ class Engine:
             others, row = row, np.full_like(row, -np.inf)
             row[allowed] = others[allowed]
         if len(request.tokens) < (params.get("min_tokens") or 0):
-            row[list(self.stops(request))] = -np.inf
+            row[self.forbidden(request)] = -np.inf
         temperature = params.get("temperature", 1.0)
         if temperature == 0:
             best = int(row.argmax())
@@ -519,6 +519,10 @@ class Engine:
         rows = [network.row(node) for node in itertools.islice(nodes, 1, None)]
         return rows if self._dice is None else [model.rounded(row, self._dice) for row in rows]
 
+    def forbidden(self, request: Request) -> list[int]:
+        """Tokens that may not come before min_tokens. A stop token that the vocabulary lacks comes never."""
+        return [token for token in self.stops(request) if token < model.VOCABULARY]
+
     def stops(self, request: Request) -> set[int]:
         return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})
 
@@ -540,7 +544,11 @@ class Engine:
         if not stop:
             return None
         text = self.decode(request, request.answer)
-        return next((s for s in ([stop] if isinstance(stop, str) else stop) if s in text), None)
+        return self.first([s for s in ([stop] if isinstance(stop, str) else stop) if s in text], text)
+
+    def first(self, found: list[str], text: str) -> str | None:
+        """The stop string that ends first in the text; None if it has none (vLLM #49391)."""
+        return min(found, key=lambda s: text.index(s) + len(s), default=None)
 
     # --- the end of a request
 

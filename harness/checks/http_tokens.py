@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, concluded, untestable
+from harness.checks.staleness import overlap
 from harness.contract.faults import Fact
 from harness.records.recording import Call
 from harness.records.wire import TOKENS, body_of, streams, token_name
@@ -37,16 +38,24 @@ def _answers(evidence: Evidence) -> list[tuple[Call, dict[str, Any]]]:
     return [(call, call.result) for call in calls if call.result]
 
 
+def _asked(call: Call) -> int:
+    """How many alternatives a greedy request asks for; 0 for other requests."""
+    params = body_of(call.request["body"])["sampling_params"]
+    return 0 if params.get("temperature") != 0 else params.get("logprobs") or 0
+
+
 def _judge(evidence: Evidence) -> Finding:
-    answers = _answers(evidence)
+    every = _answers(evidence)
+    answers = [(call, answer) for call, answer in every if _asked(call)]
     if not answers:
         return untestable(f"no server answered {TOKENS}")
     facts, wrong = 0, []
     for call, answer in answers:
-        asked = body_of(call.request["body"])["sampling_params"]["logprobs"]
-        places = _places(answer)
+        asked, places = _asked(call), _places(answer)
         facts += len(places)
         shown = {"call": call.id, "status": answer["status"]}
+        if beside := [other.label for other, _ in every if other is not call and overlap(other, call)]:
+            shown["beside"] = beside
         if shown["status"] != HTTPStatus.OK or not places:
             wrong.append(("an answer has no log-probabilities", shown))
         wrong += [

@@ -129,8 +129,9 @@ CUT_SHORT = Check(
 )
 
 
-def stop_text(*labels: str) -> Check:
-    """The text of an output that a stop string ended: up to that string, or with it if the caller asked to include it."""
+def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
+    """The text of an output that a stop string ended: up to that string, or with it if the caller asked to include it. Of several
+    that end within the last token, the first in the text counts. If several were asked for, an output must have two there."""
     return of_answers(
         "stopping.text",
         fault="text keeps the stop string, loses it although it was requested, or continues after it",
@@ -142,11 +143,12 @@ def stop_text(*labels: str) -> Check:
         rule=_stop_text,
         asks=_asks,
         labels=labels,
+        methods=methods,
     )
 
 
 def _stop_text(evidence: Evidence, rows: list[Answer]) -> Finding:
-    facts, wrong = 0, []
+    facts, wrong, at_once = 0, [], 0
     for row in rows:
         if row.text is None or row.finish_reason != "stop" or not _has_stop_string(evidence, row, row.tokens):
             continue
@@ -155,9 +157,13 @@ def _stop_text(evidence: Evidence, rows: list[Answer]) -> Finding:
         whole = evidence.reference.decode(row.tokens, skip_special_tokens=skip)
         include = bool(row.params.get("include_stop_str_in_output"))
         found = [(whole.find(s), s) for s in stop_strings(row.params) if s in whole]
-        if row.text not in {whole[: at + (len(s) if include else 0)] for at, s in found}:
+        ends = {at + len(s) for at, s in found}
+        at_once += len(ends) > 1
+        if row.text not in {whole[: at + (len(s) if include else 0)] for at, s in found if at + len(s) == min(ends)}:
             shown = row.shown(text=row.text, decoded=whole, stop=stop_strings(row.params))
             wrong.append((_wrong_text(row.text, [s for _, s in found], include=include), shown))
+    if not wrong and not at_once and any(len(stop_strings(row.params)) > 1 for row in rows):
+        return untestable("no two stop strings ended within one token")
     return concluded(facts, wrong) if facts else untestable("no output with a text was ended by a stop string")
 
 

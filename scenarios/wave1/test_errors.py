@@ -23,6 +23,8 @@ AFTER = greedy("after")
 JSON = {"content-type": "application/json"}
 NO_TEXT_IS_SO_SHORT = {"type": "string", "minLength": -1}
 """A schema that looks right until a grammar is made of it: that is the engine's work."""
+BEYOND = 2**20
+"""A token id that no vocabulary has."""
 REFUSED = 2
 """Requests for each server: vllm-router asks each five times, and takes a server for dead after ten failures in a row."""
 
@@ -260,6 +262,29 @@ async def test_a_format_without_a_grammar(stack: Stack, prompts: Prompts) -> Non
     stack.spoil("a schema that no grammar fits")
     shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NO_TEXT_IS_SO_SHORT}}
     await stack.attempt(a_completion(stack, prompts, shape))
+    await still_works(stack, prompts)
+
+
+@variants(
+    {
+        "test_min_tokens_beyond_the_context": {
+            "beyond": lambda stack: {"min_tokens": stack.max_model_len, "max_tokens": stack.max_model_len},
+        },
+        "test_min_tokens_before_a_stop_token_beyond_the_vocabulary": {
+            "beyond": lambda _: {"min_tokens": 4, "max_tokens": 8, "stop_token_ids": [BEYOND]},
+        },
+    },
+    task=0,
+    promise="what fits neither the context nor the vocabulary is refused by name, or the answer ends all the same",
+    checks=[answered_or_named("beyond", "min_tokens", "max_tokens", "stop_token_ids", "vocab"), AFTER],
+    deadline_s=60,
+    spoils=True,
+)
+async def beyond_what_there_is(stack: Stack, prompts: Prompts, *, beyond: Callable[[Stack], dict[str, Any]]) -> None:
+    """vLLM documentation, SamplingParams: min_tokens, stop_token_ids; vLLM #54218. It spoils a stack in which such a request never
+    ends, or ends its engine."""
+    stack.spoil("a request that its engine cannot serve")
+    await stack.attempt(stack.generate(prompts.unique(1), label="beyond", **{**GREEDY, **beyond(stack)}))
     await still_works(stack, prompts)
 
 

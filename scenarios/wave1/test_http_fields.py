@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fixtures.prompts import Prompts
-from fixtures.request_fields import VALID, Case, of_its_type, of_other_types
+from fixtures.request_fields import VALID, Case, in_pairs, of_its_type, of_other_types
 from harness.checks.http_fields import HTTP_FIELDS
 from harness.checks.http_metrics import HTTP_METRICS
 from harness.checks.http_metrics import PATH as METRICS
@@ -28,6 +28,7 @@ from harness.suite.scenario import scenario, variants
 from scenarios.requests import ANSWER, SPREAD
 
 COMPLETIONS = "/v1/completions"
+PLAIN = "plain"
 JSON = {"content-type": "application/json"}
 TURNS = 12
 """Requests of one session: a router that ignores it keeps them on one of two servers once in 2,000 times."""
@@ -212,6 +213,28 @@ async def test_a_stream_by_token_id(stack: Stack, prompts: Prompts) -> None:
     for server in stack.servers:
         for prompt in prompts.unique(2):
             await stack.http(by_tokens(stack, server, prompt, ANSWER, stream=True))
+
+
+@scenario(
+    task=0,
+    promise="what a request asks for changes nothing for another in its batch, whatever field it has",
+    needs={Capability.SERVER_ADDRESSES},
+    checks=[HTTP_TOKENS, greedy(PLAIN)],
+    deadline_s=120,
+    bulk=True,
+)
+async def test_alternatives_beside_every_field(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams and /inference/v1/generate. Each field of a request, beside a plain request."""
+    schema, server = (await stack.request_schemas())["generate"], stack.servers[0]
+    for case in stack.within_budget(in_pairs(schema, frozenset(), 1)[0]):
+        own = prompts.of(case.label)
+        beside = {"max_tokens": 24, "temperature": 1.0, "seed": 7, **case.values}
+        async with asyncio.TaskGroup() as callers:
+            asked = by_tokens(stack, server, own.one(), {**ANSWER, "logprobs": 3})
+            callers.create_task(stack.http(asked, label=PLAIN))
+            callers.create_task(
+                stack.attempt(stack.http(by_tokens(stack, server, own.one(), beside), label=case.label))
+            )
 
 
 UNDECLARED: dict[str, dict[str, Any]] = {

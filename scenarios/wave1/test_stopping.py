@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fixtures.prompts import Prompts
 from harness.checks.base import Check
 from harness.checks.stopping import Cause, ends_as_asked, stop_text
 from harness.checks.tokens import greedy
+from harness.contract.capability import Capability
+from harness.contract.vocabulary import PAIR
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.requests import meets_a_stop_string
@@ -90,3 +94,21 @@ async def test_a_stop_string_that_ends_within_a_token(stack: Stack, prompts: Pro
         "frequency_penalty": 2.0
     }  # a model may be sure of one of the two
     await stack.generate(prompts.unique(12), include_stop_str_in_output=True, **stopped)
+
+
+@scenario(
+    task=0,
+    promise="of two stop strings that end within one token, the first in the text ends it, whatever their order in the list",
+    needs={Capability.COMPLETION},
+    checks=[stop_text(methods=("completion",))],
+)
+async def test_two_stop_strings_within_a_token(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings"; vLLM #49391. Answers of two
+    tokens only: a letter, and a pair of letters. A pair after a letter ends both strings."""
+    letter, pair = stack.vocabulary.plain[0], stack.vocabulary.two_letters
+    both = [PAIR, stack.vocabulary.text([letter]) + PAIR[0]]
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 4, "max_tokens": 32, "allowed_token_ids": [letter, pair]}
+    for stop in (both, both[::-1]):
+        for included in (False, True):
+            body = {"model": stack.model_name, "prompt": prompts.unique(8), "return_token_ids": True, **asked}
+            await stack.completion(body | {"stop": stop, "include_stop_str_in_output": included})

@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.miniature.client import error_body
 from backends.miniature.endpoint import Endpoint
-from backends.miniature.engine import Engine
+from backends.miniature.engine import PENALTIES, Engine
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import HttpRequest, HttpResponse
@@ -41,6 +41,17 @@ class AlternativesMisnamed(Endpoint):
     def alternatives(self, chosen: int, top: list[tuple[int, float]]) -> list[dict[str, Any]]:
         self.fired += 1
         return [one | {"token": token_name(chosen)} for one in super().alternatives(chosen, top)]
+
+
+@seeded("alternatives_of_a_neighbour", caught_by=["http_tokens"])
+class NeighboursAlternatives(Endpoint):
+    """Beside a request with a penalty, one alternative of a place is left."""
+
+    def alternatives(self, chosen: int, top: list[tuple[int, float]]) -> list[dict[str, Any]]:
+        whole = super().alternatives(chosen, top)
+        asked = {name for engine in self.client.engines for request in engine.running for name in request.params}
+        self.fired += bool(asked & {*PENALTIES})
+        return whole[:1] if asked & {*PENALTIES} else whole
 
 
 @seeded("answers_by_tokens_lost", caught_by=["sampling.independent", "stopping"], corrupts=Fact.ANSWERS)

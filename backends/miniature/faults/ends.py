@@ -190,6 +190,17 @@ class OneRequestHangs(Engine):
         super().finish(request)
 
 
+@seeded("hang", "min_tokens", caught_by=["driven"])
+class MinTokensHang(Engine):
+    """A request whose min_tokens do not fit into the context is never answered."""
+
+    def finish(self, request: Request) -> None:
+        if request.reason == "length" and len(request.tokens) < (request.params.get("min_tokens") or 0):
+            self.fired += 1
+        else:
+            super().finish(request)
+
+
 @seeded("hang", "under_load", caught_by=["driven"])
 class HangsUnderLoad(Engine):
     """An engine stops for good once it has sixteen requests."""
@@ -211,6 +222,16 @@ class CrashesUnderLoad(Engine):
             self.fired += 1
             raise MemoryError("no block of the cache is free")
         super().step()
+
+
+@seeded("crash", "stop_token", caught_by=["driven"])
+class StopTokenCrashes(Engine):
+    """A stop token beyond the vocabulary ends an engine that has to exclude it."""
+
+    def forbidden(self, request: Request) -> list[int]:
+        stops = list(self.stops(request))
+        self.fired += len(stops) > len(super().forbidden(request))
+        return stops
 
 
 @seeded("crash", "whole_stack", caught_by=["driven"])

@@ -58,6 +58,16 @@ class TextRunsPastItsStop(Engine):
         return whole
 
 
+@seeded("first_of_the_list_stops", caught_by=["stopping.text"], corrupts=Fact.TEXT)
+class FirstOfTheListStops(Engine):
+    """Of two stop strings that end within one token, the first of the list counts."""
+
+    def first(self, found: list[str], text: str) -> str | None:
+        first = next(iter(found), None)
+        self.fired += first != super().first(found, text)
+        return first
+
+
 @seeded(
     "turns_retokenized",
     caught_by=["turns_keep_tokens"],
