@@ -457,7 +457,7 @@ class Engine:
             others, row = row, np.full_like(row, -np.inf)
             row[allowed] = others[allowed]
         if len(request.tokens) < (params.get("min_tokens") or 0):
-            row[self.forbidden(request)] = -np.inf
+            row[list(self.stops(request))] = -np.inf
         temperature = params.get("temperature", 1.0)
         if temperature == 0:
             best = int(row.argmax())
@@ -518,10 +518,6 @@ class Engine:
         nodes = itertools.accumulate(prompt[:-1], network.feed, initial=network.root)
         rows = [network.row(node) for node in itertools.islice(nodes, 1, None)]
         return rows if self._dice is None else [model.rounded(row, self._dice) for row in rows]
-
-    def forbidden(self, request: Request) -> list[int]:
-        """Tokens that may not come before min_tokens. A stop token that the vocabulary lacks comes never."""
-        return [token for token in self.stops(request) if token < model.VOCABULARY]
 
     def stops(self, request: Request) -> set[int]:
         return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})

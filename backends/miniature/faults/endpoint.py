@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.miniature.client import error_body
 from backends.miniature.endpoint import Endpoint
-from backends.miniature.engine import PENALTIES, Engine
+from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import HttpRequest, HttpResponse
@@ -45,13 +45,14 @@ class AlternativesMisnamed(Endpoint):
 
 @seeded("alternatives_of_a_neighbour", caught_by=["http_tokens"])
 class NeighboursAlternatives(Endpoint):
-    """Beside a request with a penalty, one alternative of a place is left."""
+    """Beside a request with min_p, one alternative of a place is left."""
 
     def alternatives(self, chosen: int, top: list[tuple[int, float]]) -> list[dict[str, Any]]:
         whole = super().alternatives(chosen, top)
-        asked = {name for engine in self.client.engines for request in engine.running for name in request.params}
-        self.fired += bool(asked & {*PENALTIES})
-        return whole[:1] if asked & {*PENALTIES} else whole
+        if not any("min_p" in request.params for engine in self.client.engines for request in engine.running):
+            return whole
+        self.fired += 1
+        return whole[:1]
 
 
 @seeded("answers_by_tokens_lost", caught_by=["sampling.independent", "stopping"], corrupts=Fact.ANSWERS)

@@ -224,14 +224,17 @@ class CrashesUnderLoad(Engine):
         super().step()
 
 
-@seeded("crash", "stop_token", caught_by=["driven"])
+@seeded("crash", "stop_token", caught_by=["errors.refused"])
 class StopTokenCrashes(Engine):
-    """A stop token beyond the vocabulary ends an engine that has to exclude it."""
+    """A stop token beyond the vocabulary is not refused, and ends an engine that has to exclude it."""
 
-    def forbidden(self, request: Request) -> list[int]:
-        stops = list(self.stops(request))
-        self.fired += len(stops) > len(super().forbidden(request))
-        return stops
+    def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
+        try:
+            super().refuse_wrong(prompt, params, adapter)
+        except BadRequest as e:
+            if not params.get("min_tokens") or "stop_token_ids" not in str(e):
+                raise
+            self.fired += 1
 
 
 @seeded("crash", "whole_stack", caught_by=["driven"])
