@@ -104,6 +104,19 @@ def test_stop_strings_in_texts():
     assert found(stop_text(), short) == ("fail", "text does not end where the stop string says")
 
 
+def test_two_stop_strings_that_end_within_one_token():
+    """The last token is of two letters. One string ends with its first letter, the other with its second."""
+    whole = decode([9, 30, 31])
+    first, second = whole[-3:-1], whole[-2:]
+    for stop in ([first, second], [second, first]):
+        right = one([9, 30, 31], "stop", whole[:-3], stop=stop)
+        assert found(stop_text(), right)[0] == "pass"
+        late = one([9, 30, 31], "stop", whole[:-2], stop=stop)
+        assert found(stop_text(), late) == ("fail", "text does not end where the stop string says")
+    alone = one([9, 30, 31], "stop", whole[:-2], stop=[second, "other"])
+    assert found(stop_text(), alone) == ("untestable", "no two stop strings ended within one token")
+
+
 SPECIAL = [9, 0, 1, 10, 11]
 
 
