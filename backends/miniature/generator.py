@@ -35,6 +35,8 @@ class Trajectory(msgspec.Struct, kw_only=True):
     """False for all steps of a trajectory but the last."""
     said: list[dict[str, str]] = []
     """The messages of policy and environment."""
+    dropped: list[float] = []
+    """The log-probability of the end of sequence that the last answer lost."""
 
     def add(self, tokens: list[int], mask: int, logprobs: list[float] | None) -> None:
         self.response += tokens
@@ -116,13 +118,14 @@ class Generator:
         made, session, end = self.start(request, row), self.session(request, row), 0
         done = False
         while not done:
-            if len(made.prompt) + len(made.response) > request.max_input_length:
+            prompt = made.prompt + made.response
+            if self.too_long(request, prompt, prompt):
                 made.reason = "length"
                 break
             done, end = await self.turn(request, row, made, session)
         made.cut(end)  # the policy never reads the last observation
         if not request.use_conversation_multi_turn and made.reason != "length" and made.response[-1:] != [EOS]:
-            made.add([EOS], 1, [0.0])
+            made.add([EOS], 1, self.ending(made))
             made.rewards[-2:] = [0.0, made.rewards[-2]]
         return made
 
@@ -133,23 +136,27 @@ class Generator:
         while not done:
             step = self.start(request, row)
             step.prompt, step.turns = self.history(request, row, made), len(made)
-            if len(step.prompt) > request.max_input_length:
+            if self.too_long(request, step.prompt, made[-1].prompt if made else step.prompt):
                 break
             done, _ = await self.turn(request, row, step, session)
-            step.last = done
+            step.last = False
             made.append(step)
+        for step in made[-1:]:
+            step.last = True
         return made
 
     async def retokenized(self, request: GymRequest, row: int) -> Trajectory:
         """All tokens, those to train on as well, are made of the texts (SkyRL, GeneratorConfig.chat_template)."""
         made, session, done = self.start(request, row), self.session(request, row), False
         made.prompt, reward = tokenizer.encode(gym_rule.templated(request.prompts[row])), 0.0
+        before = made.prompt
         while not done:
             step = self.start(request, row)
             step.prompt = tokenizer.encode(gym_rule.templated([*request.prompts[row], *made.said]))
-            if len(step.prompt) > request.max_input_length:
+            if self.too_long(request, step.prompt, before):
                 made.reason = "length"
                 break
+            before = step.prompt
             step.turns = made.turns
             done, _ = await self.turn(request, row, step, session)
             made.turns, made.reason, reward = step.turns, step.reason, sum(step.rewards)
@@ -158,6 +165,10 @@ class Generator:
             made.add(tokenizer.encode(text), int(own), None)
         made.rewards[-1:] = [reward]
         return made
+
+    def too_long(self, request: GymRequest, prompt: list[int], _before: list[int]) -> bool:
+        """True if no turn is to begin on `prompt`, after one on `_before` (SkyRL, GeneratorConfig.max_input_length)."""
+        return len(prompt) > request.max_input_length
 
     def trained(self, said: list[dict[str, str]]) -> Iterable[tuple[str, bool]]:
         """The texts that become a trajectory's tokens, and whether the policy is trained on each."""
@@ -179,8 +190,9 @@ class Generator:
         answer = await self.client.generate(asked)
         made.turns += 1
         made.reason = answer.stop_reasons[0]
-        kept = self.kept(request, answer.response_ids[0])
-        made.add(kept, 1, self.numbers(answer.response_logprobs, 0))
+        kept, numbers = self.kept(request, answer.response_ids[0]), self.numbers(answer.response_logprobs, 0)
+        made.add(kept, 1, numbers)
+        made.dropped = (numbers or [])[len(kept) :]
         made.experts = self.routed(request, made, (answer.routed_experts or [])[0])
         text = self.read(answer.response_ids[0], (answer.responses or [""])[0])
         if self.closes(request, kept, text):
@@ -201,6 +213,10 @@ class Generator:
         stop = tuple(request.sampling_params.get("stop") or ())
         asked = request.use_conversation_multi_turn and request.close_stopped
         return asked and kept[-1:] != [EOS] and text.endswith(stop or ("\0",))
+
+    def ending(self, made: Trajectory) -> list[float]:
+        """The log-probability of the end of one assistant message: the policy's own, if its answer had ended so."""
+        return made.dropped or [0.0]
 
     def read(self, _tokens: list[int], text: str) -> str:
         """The text of an answer that the environment reads."""

@@ -254,12 +254,34 @@ STEPS = _check(
 )
 
 
+def _input_length(trajectory: Trajectory, _row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
+    most = trajectory.call.request["max_input_length"]
+    lengths = [len(turn.prompt) for turn in trajectory.turns]
+    over = max(lengths, default=0) > most
+    wrong = "a turn began although its prompt is longer than max_input_length" if over else None
+    return len(lengths), wrong, {"max_input_length": most, "the turns' prompts": lengths}
+
+
+def _uncut(_evidence: Evidence, found: Sequence[Trajectory]) -> str:
+    return "" if any(t.cut for t in found) else "no trajectory ended by its length"
+
+
+INPUT_LENGTH = _check(
+    "gym.input_length",
+    "a turn begins on a prompt longer than the configuration allows, because another one's length was compared",
+    _input_length,
+    unseen=_uncut,
+    source='SkyRL, GeneratorConfig.max_input_length: "the maximum input length used for the conversation at each turn"',
+)
+
+
 def _turn_scores(evidence: Evidence, trajectory: Trajectory) -> Iterator[tuple[int, ScoreRequest]]:
     """Each turn's offset in the response, and the question for its teacher-forced scores."""
     at = 0
     for turn in trajectory.turns:
         version = evidence.version_at(trajectory.call.started_ns)
-        yield at, ScoreRequest(version=version, prompt=list(turn.prompt), tokens=list(turn.kept))
+        end = trajectory.sampled_end if turn is trajectory.turns[-1] else ()
+        yield at, ScoreRequest(version=version, prompt=list(turn.prompt), tokens=[*turn.kept, *end])
         at += len(turn.kept) + len(turn.others)
 
 
@@ -303,11 +325,20 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
             wrong.append((reason, shown_trajectory(trajectory) | shown))
     if not facts and not wrong:
         return untestable("no trajectory has log-probabilities that were asked for")
+    if not wrong and (lacks := _unended([trajectory for trajectory, _ in found])):
+        return untestable(lacks)
     worst = max(others, turns.worst)
     if wrong:
         return concluded(facts + len(wrong), wrong, max_abs_error=worst, bound=bound)
     margin = Margin(unit="nats", measured=worst, bound=turns.bound, faults=faults)
     return passed(facts, margin=margin, max_abs_error=worst)
+
+
+def _unended(found: Sequence[Trajectory]) -> str:
+    asked = [t.call.request for t in found]
+    if all(one["use_conversation_multi_turn"] or one["batched"] for one in asked) or any(t.sampled_end for t in found):
+        return ""
+    return "no trajectory of one message ended with an end of sequence that the policy made"
 
 
 def _expected(evidence: Evidence, trajectory: Trajectory, got: list[float], turns: Distances) -> list[float]:
@@ -327,7 +358,8 @@ def _expected(evidence: Evidence, trajectory: Trajectory, got: list[float], turn
 
 LOGPROBS = Check(
     name="gym.logprobs",
-    fault="log-probabilities are another turn's, shifted against the tokens, or on tokens that the policy did not make",
+    fault="log-probabilities are another turn's, shifted against the tokens, on tokens that the policy did not make, or "
+    "missing on one of its own",
     next_step="look at how the turns' numbers are joined: `position` in the evidence tells the turn, or the "
     "observation between two turns",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.LOGPROBS | Fact.POLICY,

@@ -61,11 +61,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None
     turns: tuple[Turn, ...]
     cut: bool
-    """True if it ended because the next prompt would have been too long."""
+    """True if it ended because the next prompt would have been too long. Of steps, only the last one can be."""
     end: tuple[int, ...]
     """The end-of-sequence token if the generator adds it (SkyRL: without use_conversation_multi_turn, unless by length)."""
     last: bool | None = None
-    """Of a step that is a trajectory of its own: whether the environment ended there."""
+    """Of a step that is a trajectory of its own: whether no step follows it."""
     retokenized: tuple[tuple[int, bool], ...] | None = None
     """With a chat template of the generator's own: each token that is made of the texts, and whether the policy is trained on it."""
 
@@ -79,6 +79,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             return [token for token, _ in self.retokenized]
         found = [token for turn in self.turns for token in (*turn.kept, *turn.others)]
         return [*found, *self.end]
+
+    @property
+    def sampled_end(self) -> tuple[int, ...]:
+        """`end` if the policy itself ended its last answer with it, and the generator only put it back."""
+        return self.end if self.end and self.turns[-1].tokens[-1:] == self.end else ()
 
     @property
     def fed(self) -> list[int]:
@@ -118,7 +123,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stop_reason(self) -> str | None:
-        if self.cut:
+        """How it ended. A step has its own answer's reason."""
+        if self.cut and self.last is None:
             return "length"
         last = self.turns[-1].execution if self.turns else None
         return None if last is None else last.finish_reason
@@ -154,7 +160,8 @@ def trajectories(evidence: Evidence) -> tuple[Trajectory, ...]:
 
 
 class _Walk:
-    """Goes through all calls; each execution is assigned once."""
+    """Goes through all calls; each execution is assigned once. Where each prompt is made anew of the texts, a turn that an engine read
+    although it is too long is followed: `gym.input_length` reports it."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -216,10 +223,12 @@ class _Walk:
         while not done:
             yield RenderRequest(messages=list(messages))
             context = tuple(self.evidence.reference.render(messages))
-            if len(context) > asked.max_input_length:
-                return
             row = sum(one.call.id == call.id for one in self.found)
             execution = self._take(call, row, context, context)
+            if execution is None and len(context) > asked.max_input_length:
+                if number:
+                    self.found[-1] = msgspec.structs.replace(self.found[-1], cut=True, last=True)
+                return
             number += 1
             turn, done, said = yield from self._turn(asked, index, number, context, execution)
             messages += said
@@ -243,8 +252,10 @@ class _Walk:
         turns: list[Turn] = []
         prompt = context = yield from self._encoded(gym_rule.templated(asked.prompts[index]))
         done = False
-        while not done and len(context) <= asked.max_input_length:
+        while not done:
             execution = self._take(call, index, context, context)
+            if execution is None and len(context) > asked.max_input_length:
+                break
             turn, done, more = yield from self._turn(asked, index, len(turns) + 1, context, execution)
             turns.append(turn)
             said += more

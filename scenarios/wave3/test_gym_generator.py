@@ -6,7 +6,7 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.errors import names_error
-from harness.checks.gym import FAILED, LOGPROBS, STEPS, TRAJECTORIES
+from harness.checks.gym import FAILED, INPUT_LENGTH, LOGPROBS, STEPS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.contract import gym_rule
@@ -46,6 +46,12 @@ def trajectories(prompts: int, samples: int = 1) -> list[TrajectoryId]:
         for prompt in range(prompts)
         for sample in range(samples)
     ]
+
+
+def needs_a_template(stack: Stack) -> None:
+    """`gym_rule.CHAT_TEMPLATE` is for models that end messages by <|im_end|>. Raises ModelLacks for others."""
+    if stack.vocabulary.named.get("eos_token") != "<|im_end|>":
+        raise ModelLacks("messages that end by <|im_end|>")
 
 
 @scenario(task=7, promise="one turn a prompt, all prompts in one request", needs=NEEDS, checks=[*CHECKS, LOGPROBS])
@@ -200,6 +206,39 @@ async def test_trajectories_end_by_length(stack: Stack, prompts: Prompts) -> Non
     )
 
 
+@variants(
+    {
+        "test_steps_end_by_length": {"step_wise": True, "checks": [*BY_STEP, INPUT_LENGTH]},
+        "test_trajectories_of_a_template_end_by_length": {"step_wise": False, "checks": [*CHECKS, INPUT_LENGTH]},
+    },
+    task=7,
+    promise="no turn begins beyond max_input_length, also where each turn's prompt is made anew of the texts",
+    needs=NEEDS,
+)
+async def made_anew_until_too_long(stack: Stack, prompts: Prompts, *, step_wise: bool) -> None:
+    """SkyRL, GeneratorConfig.max_input_length: "the maximum input length used for the conversation at each turn"; SkyRL #1539."""
+    if not step_wise:
+        needs_a_template(stack)
+    own = {"step_wise": True} if step_wise else {"chat_template": gym_rule.CHAT_TEMPLATE}
+    await roll_out(
+        stack,
+        [messages[-1:] for messages in prompts.conversations(8)],
+        [{"turns": 1 if row % 4 == 0 else 9} for row in range(8)],
+        trajectory_ids=trajectories(8),
+        max_turns=9,
+        max_input_length=160,
+        sampling_params={
+            "max_tokens": 16,
+            "temperature": 2.0,
+            "seed": 11,
+            "ignore_eos": True,
+            "allowed_token_ids": stack.vocabulary.spelled("abcdefgh"),
+            **({"logprobs": 1} if step_wise else {}),
+        },
+        **own,
+    )
+
+
 @scenario(
     task=7,
     promise="several samples of each prompt are trajectories of their own, each on one server",
@@ -304,10 +343,9 @@ async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool, special: b
 async def a_chat_template_of_its_own(stack: Stack, prompts: Prompts, *, special: bool) -> None:
     """SkyRL, GeneratorConfig.chat_template and CUSTOM_CHAT_TEMPLATES; SkyRL, SkyRLGymGenerator.agent_loop: "We always re-tokenize the
     entire chat history every turn and at the end". A text has no special tokens (SkyRL, InferenceEngineOutput: decode(…,
-    skip_special_tokens=True)), and the template ends each message once. The template is for models that end messages by
-    <|im_end|>. With `special`, trajectories have one turn, so that no prompt differs, and only the trained tokens can."""
-    if stack.vocabulary.named.get("eos_token") != "<|im_end|>":
-        raise ModelLacks("messages that end by <|im_end|>")
+    skip_special_tokens=True)), and the template ends each message once. With `special`, trajectories have one turn, so
+    that no prompt differs, and only the trained tokens can."""
+    needs_a_template(stack)
     some = stack.vocabulary.some_special(3) if special else [stack.vocabulary.eos]
     count = 12
     await roll_out(
@@ -335,6 +373,30 @@ async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
         prompts.conversations(12),
         use_conversation_multi_turn=False,
         sampling_params=FULL,
+    )
+
+
+@scenario(
+    task=7,
+    promise="the policy's own end of sequence, which ends one assistant message, keeps its log-probability",
+    needs=NEEDS,
+    checks=[*CHECKS, LOGPROBS, STICKY],
+)
+async def test_turns_within_one_message_that_the_policy_ends(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #2148: it is trained on, and as a token of probability 1 it would bias the importance ratio. Every answer has a letter
+    before its end; only the last one's end of sequence stays in the message."""
+    await roll_out_turns(
+        stack,
+        prompts.conversations(12),
+        use_conversation_multi_turn=False,
+        sampling_params={
+            "max_tokens": 24,
+            "min_tokens": 1,
+            "temperature": 2.0,
+            "seed": 11,
+            "logprobs": 1,
+            "allowed_token_ids": [*stack.vocabulary.spelled("abcdefgh"), stack.vocabulary.eos],
+        },
     )
 
 

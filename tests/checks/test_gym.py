@@ -254,6 +254,56 @@ def test_an_environment_ends_by_turns_and_by_what_it_reads():
     assert gym_rule.step("<|im_end|>", 1, {"until": "i", "strict": True}, 3).done
 
 
+# --- all turns one message ------------------------------------------------------------------------------------------
+
+
+def one_message(scene: Scene, *, ended: bool = True) -> GymOutput:
+    """Appends a trajectory of one turn as a call; it ends by an end of sequence that the policy made, or by a stop token."""
+    params = {**GREEDY, "logprobs": 1, "stop_token_ids": [1]}
+    request = GymRequest(
+        prompts=PROMPTS[:1], env_extras=[{}], use_conversation_multi_turn=False, sampling_params=params
+    )
+    started, prompt = scene.pass_time(), scene.reference.render(PROMPTS[0])
+    kept = list(scene.reference.greedy(prompt, 5, version=0))
+    answer = [*kept, TINY.eos] if ended else kept
+    scene.seen += traces.executed(
+        prompt, answer, server=SERVERS[0], params=params, reason="stop", from_ns=scene.pass_time(), step_ns=STEP
+    )
+    scene.pass_time(8)
+    numbers = scene.reference.score(gym.ScoreRequest(version=0, prompt=prompt, tokens=answer)).logprobs
+    output = GymOutput(
+        prompt_token_ids=[prompt],
+        response_ids=[[*kept, TINY.eos]],
+        rewards=[[0.0] * 5 + [gym_rule.step(traces.decode(answer), 1, {}, 1).reward]],
+        loss_masks=[[1] * 6],
+        stop_reasons=["stop"],
+        rollout_logprobs=[[*numbers, *[0.0] * (6 - len(answer))]],
+        rollout_metrics={},
+    )
+    scene.calls.append(traces.call("gym_generate", request, output, started_ns=started, ended_ns=scene.pass_time()))
+    return output
+
+
+@pytest.mark.parametrize("check", [gym.TOKENS, gym.LOSS_MASKS, gym.REWARDS, gym.LOGPROBS], ids=lambda check: check.name)
+def test_a_message_that_the_policy_ends_passes(check):
+    scene = Scene()
+    one_message(scene)
+    assert scene.judge(check).status == "pass"
+
+
+def test_an_end_of_sequence_that_the_policy_made_has_its_log_probability():
+    scene = Scene()
+    first = (one_message(scene).rollout_logprobs or [])[0]
+    assert damaged(scene, rollout_logprobs=[[*first[:-1], 0.0]]).judge(gym.LOGPROBS).status == "fail"
+
+
+def test_an_end_of_sequence_that_the_policy_did_not_make_has_none():
+    scene = Scene()
+    first = (one_message(scene, ended=False).rollout_logprobs or [])[0]
+    assert scene.judge(gym.LOGPROBS).status == "untestable"
+    assert damaged(scene, rollout_logprobs=[[*first[:-1], -1.0]]).judge(gym.LOGPROBS).status == "fail"
+
+
 # --- each turn a trajectory of its own ------------------------------------------------------------------------------
 
 
@@ -434,3 +484,25 @@ def test_a_damaged_column_of_a_template_is_red(check, column, change):
     scene = Scene()
     output = retokenized(scene)
     assert damaged(scene, **{column: change(getattr(output, column))}).judge(check).status == "fail"
+
+
+# --- the length of prompts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [steps, retokenized])
+def test_no_turn_begins_on_a_prompt_that_is_too_long(make):
+    scene = Scene()
+    make(scene)
+    assert scene.judge(gym.INPUT_LENGTH).reason == "no trajectory ended by its length"
+    longest = max(len(one.data["prompt_token_ids"]) for one in scene.seen if one.kind == "request")
+    going_on = scene.calls[-1].request | {"env_extras": [{"turns": 1}, {"turns": 2}, {}], "max_turns": 4}
+    scene.change(scene.calls[-1], request=going_on | {"max_input_length": longest})
+    for check in (gym.INPUT_LENGTH, gym.STOP_REASONS, CONSERVATION, *([gym.STEPS] if make is steps else [])):
+        assert scene.judge(check).status == "pass"
+    scene.change(scene.calls[-1], request=going_on | {"max_input_length": longest - 1})
+    found = scene.judge(gym.INPUT_LENGTH)
+    assert (found.status, found.reason) == (
+        "fail",
+        "a turn began although its prompt is longer than max_input_length",
+    )
+    assert scene.judge(CONSERVATION).status == "pass"

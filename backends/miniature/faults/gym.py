@@ -241,6 +241,25 @@ class LogprobsOfTheTurnBefore(Generator):
         return over, end
 
 
+@seeded("sampled_end_without_logprob", caught_by=["gym.logprobs"])
+class EndsWithoutLogprob(Generator):
+    """Within one message, the end of sequence that the policy made is put back with the log-probability 0 (SkyRL #2148)."""
+
+    def ending(self, made: Trajectory) -> list[float]:
+        self.fired += bool(made.dropped)
+        return [0.0]
+
+
+@seeded("turn_begins_too_long", caught_by=["gym.input_length"])
+class LengthOfTheTurnBefore(Generator):
+    """Where each prompt is made anew of the texts, a turn begins if the prompt of the one before was short enough (SkyRL #1539)."""
+
+    def too_long(self, request: GymRequest, prompt: list[int], before: list[int]) -> bool:
+        found = super().too_long(request, before, before)
+        self.fired += found != super().too_long(request, prompt, before)
+        return found
+
+
 @seeded("trajectory_not_sticky", caught_by=["sticky_sessions"])
 class EachTurnItsOwnSession(Generator):
     """Each turn has its own session."""
