@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from backends.skyrl.base import in_python
 from fixtures.request_fields import UNKNOWN, in_pairs, of_its_type, of_other_types
 from harness.driving.stack import Stack
 from scenarios import requests
@@ -173,3 +174,16 @@ def test_a_stack_that_leaves_many_requests_unanswered_is_given_up(at_once, monke
 
     asyncio.run(drive())
     assert given_up == [requests.MOST_LATE + at_once]
+
+
+@pytest.mark.parametrize(
+    ("sent", "given"),
+    [
+        ({"5": 1.0, "-1": 2.0}, {5: 1.0, -1: 2.0}),
+        ({"5": 1.0, "--1": 2.0}, {"5": 1.0, "--1": 2.0}),
+        ([5], [5]),
+        (None, None),
+    ],
+)
+def test_the_tokens_of_a_bias_are_numbers_to_a_client_in_python(sent, given):
+    assert in_python({"top_k": 5, "logit_bias": sent}) == {"top_k": 5, "logit_bias": given}

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -118,6 +119,15 @@ GROUP_NOTE = (
     'override_existing_update_group is "enable", so that a trainer whose sync failed joins anew; for engines that SkyRL starts '
     'itself, it resolves "auto" to "disable"'
 )
+
+
+def in_python(params: dict[str, Any]) -> dict[str, Any]:
+    """Sampling parameters as a caller in Python gives them. The contract's JSON makes texts of the tokens of `logit_bias`, which
+    vLLM takes as they are where no server reads them (SamplingParams.logit_bias: dict[int, float])."""
+    bias = params.get("logit_bias")
+    if not isinstance(bias, dict) or not all(re.fullmatch(r"-?\d+", token) for token in bias):
+        return params
+    return {**params, "logit_bias": {int(token): value for token, value in bias.items()}}
 
 
 class SkyRLStack(VllmStack):
@@ -477,7 +487,7 @@ class SkyRLStack(VllmStack):
         batch: dict[str, Any] = {
             "prompts": request.prompts,
             "prompt_token_ids": request.prompt_token_ids,
-            "sampling_params": request.sampling_params,
+            "sampling_params": in_python(request.sampling_params),
             "session_ids": request.session_ids,
         }
         if request.cache_salt is not None:

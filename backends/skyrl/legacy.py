@@ -17,7 +17,7 @@ from unittest import mock
 import httpx
 
 from backends.skyrl import arguments, endpoint, entry, exposed, forked, lives, lora, tinker
-from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack
+from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack, in_python
 from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.results import generation
@@ -321,7 +321,7 @@ class LegacyStack(SkyRLStack):
             await self.client.sample(
                 prompt_token_ids=request.prompt_token_ids,
                 num_samples=request.num_samples,
-                sampling_params=request.sampling_params,
+                sampling_params=in_python(request.sampling_params),
                 session_id=request.session_id,
                 **({} if request.image is None else {"image": request.image}),
             )

@@ -58,7 +58,7 @@ def by_completion(stack: Stack, batch: list[Any], label: str) -> Coroutine[Any, 
 
 @variants(
     {
-        "test_generate": {"send": by_generate, "rows": of_tokens},
+        "test_generate": {"send": by_generate, "rows": of_tokens, "topologies": ["disaggregated", "moe"]},
         "test_completion": {"send": by_completion, "rows": of_any_type, "needs": {Capability.COMPLETION}},
     },
     task=0,

@@ -25,6 +25,8 @@ NO_TEXT_IS_SO_SHORT = {"type": "string", "minLength": -1}
 """A schema that looks right until a grammar is made of it: that is the engine's work."""
 BEYOND = 2**20
 """A token id that no vocabulary has."""
+TOO_LONG = ("length", "long", "context", "tokens")
+"""Words by which an error may speak of a prompt that is longer than the context."""
 REFUSED = 2
 """Requests for each server: vllm-router asks each five times, and takes a server for dead after ten failures in a row."""
 
@@ -76,8 +78,8 @@ async def test_an_empty_prompt(stack: Stack, prompts: Prompts) -> None:
 @scenario(
     task=0,
     promise="a prompt longer than the context is a named error, alone and in a batch",
-    checks=[names_error("over_long", "length", "long", "context", "tokens"), AFTER],
-    topologies=["disaggregated", "remote"],
+    checks=[names_error("over_long", *TOO_LONG), AFTER],
+    topologies=["disaggregated", "remote", "moe"],
     deadline_s=160,
 )
 async def test_an_over_long_prompt(stack: Stack, prompts: Prompts) -> None:
@@ -92,7 +94,7 @@ async def test_an_over_long_prompt(stack: Stack, prompts: Prompts) -> None:
     task=0,
     promise="sampling parameters out of range are named errors",
     checks=[names_error("temperature", "temperature"), names_error("max_tokens", "max_tokens"), AFTER],
-    topologies=["disaggregated", "remote"],
+    topologies=["disaggregated", "remote", "moe"],
     deadline_s=160,
 )
 async def test_sampling_parameters_out_of_range(stack: Stack, prompts: Prompts) -> None:
@@ -106,6 +108,7 @@ async def test_sampling_parameters_out_of_range(stack: Stack, prompts: Prompts) 
     task=0,
     promise="a sampling parameter of the wrong type is a named error",
     checks=[names_error("wrong_type", "temperature"), AFTER],
+    topologies=["disaggregated", "moe"],
     deadline_s=100,
 )
 async def test_sampling_parameters_of_a_wrong_type(stack: Stack, prompts: Prompts) -> None:
@@ -211,22 +214,42 @@ def a_completion(stack: Stack, prompts: Prompts, response_format: dict[str, Any]
     return stack.completion(asked, label="refused")
 
 
-@scenario(
+def without_a_tag(stack: Stack, prompts: Prompts) -> Coroutine[Any, Any, Any]:
+    return a_completion(stack, prompts, {"type": "structural_tag", "format": 37})
+
+
+def over_long(stack: Stack, prompts: Prompts) -> Coroutine[Any, Any, Any]:
+    return stack.generate([prompts.over_long()], label="refused", **GREEDY)
+
+
+@variants(
+    {
+        "test_many_requests_that_are_refused": {
+            "refused": without_a_tag,
+            "needs": {Capability.COMPLETION},
+            "checks": [names_error("refused", "response_format", "structural", "format"), AFTER],
+        },
+        "test_many_prompts_that_are_refused": {
+            "refused": over_long,
+            "checks": [names_error("refused", *TOO_LONG), AFTER],
+            "topologies": ["moe"],
+        },
+    },
     task=0,
     promise="requests that are refused again and again leave their server to the others",
-    needs={Capability.COMPLETION},
-    checks=[names_error("refused", "response_format", "structural", "format"), AFTER],
     deadline_s=160,
     spoils=True,
 )
-async def test_many_requests_that_are_refused(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, Structured Outputs: response_format; RFC 9110, 15.5 and 15.6: an error that the request has caused says
-    nothing of the server.
+async def refused_again_and_again(
+    stack: Stack, prompts: Prompts, *, refused: Callable[[Stack, Prompts], Coroutine[Any, Any, Any]]
+) -> None:
+    """vLLM documentation, Structured Outputs: response_format, and Engine Arguments: --max-model-len; RFC 9110, 15.5 and 15.6: an
+    error that the request has caused says nothing of the server.
 
     It spoils the stack: what takes a server for dead does so for a while."""
     stack.spoil("a router that counts refusals")
     for _ in range(REFUSED * stack.topology.engines):
-        await stack.attempt(a_completion(stack, prompts, {"type": "structural_tag", "format": 37}))
+        await stack.attempt(refused(stack, prompts))
     await still_works(stack, prompts)
 
 
@@ -242,7 +265,7 @@ async def test_health_while_requests_are_refused(stack: Stack, prompts: Prompts)
     the request. A load balancer goes by /health. It spoils the stack, as the scenario before it does."""
     stack.spoil("a router that counts refusals")
     for _ in range(REFUSED * stack.topology.engines):
-        await stack.attempt(a_completion(stack, prompts, {"type": "structural_tag", "format": 37}))
+        await stack.attempt(without_a_tag(stack, prompts))
     for prompt in prompts.unique(2 * stack.topology.engines):
         body = json.dumps({"model": stack.model_name, "prompt": prompt, **GREEDY})
         await stack.http(HttpRequest(path="/v1/completions", headers=JSON, body=body), label=GOOD)

@@ -192,3 +192,18 @@ async def test_a_format_for_generate(stack: Stack, prompts: Prompts) -> None:
     ask = by_generate(stack, prompts, 1)
     await ask(PARAMS, AS_IT_IS)
     await stack.attempt(ask({**PARAMS, "structured_outputs": {"choice": ["12", "34"]}}, "structured_outputs: choice"))
+
+
+@scenario(
+    task=0,
+    promise="a bias of generate() towards a token takes effect, or is refused by an error that names it",
+    checks=[REQUEST_FIELDS],
+    topologies=["disaggregated", "moe"],
+    bulk=True,
+)
+async def test_a_bias_for_generate(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInput.sampling_params: a dict; vLLM documentation, SamplingParams.logit_bias: token ids with
+    their bias. In JSON these ids are texts."""
+    ask = by_generate(stack, prompts, 1)
+    await ask(PARAMS, AS_IT_IS)
+    await stack.attempt(ask({**PARAMS, "logit_bias": {str(stack.vocabulary.plain[0]): 100.0}}, "logit_bias: one token"))

@@ -204,6 +204,20 @@ async def test_parameters_that_a_request_leaves_out(stack: Stack, prompts: Promp
 
 @scenario(
     task=0,
+    promise="without max_tokens generate() and sample() end by one rule, whatever the model is",
+    needs={Capability.SAMPLE},
+    checks=[LEFT_OUT],
+    topologies=["disaggregated", "moe"],
+)
+async def test_the_length_that_calls_for_tokens_leave_out(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.max_tokens: 16 by default; vLLM #42329: /inference/v1/generate goes on to the end of the
+    context. Both calls take SamplingParams. Which of the two lengths it is, is compared between stacks."""
+    await stack.generate(prompts.unique(2), temperature=1.0)
+    await stack.sample(prompts.one(), 1, temperature=1.0)
+
+
+@scenario(
+    task=0,
     promise="a chat without max_tokens ends at the checkpoint's max_new_tokens, or at the end of the context",
     needs={Capability.CHAT_COMPLETION},
     checks=[LEFT_OUT],

@@ -77,5 +77,34 @@ def test_a_length(method, length, status):
     assert scene.judge(LEFT_OUT, vocabulary=vocabulary).status == status
 
 
+@pytest.mark.parametrize(
+    ("generated", "sampled", "reason"),
+    [
+        (16, 16, ""),
+        (None, None, ""),
+        (
+            16,
+            None,
+            "generate() without max_tokens ends after 16 tokens, and sample() without max_tokens ends at the end of the context",
+        ),
+        (17, 16, "generate() without max_tokens gets neither the checkpoint's nor the engine's"),
+    ],
+)
+def test_one_length_of_both_calls(generated, sampled, reason):
+    """None: to the end of the context."""
+    scene = Scene()
+    for number, (method, length) in enumerate(((traces.generate, generated), (traces.sample, sampled))):
+        prompt = [10, 11, 12 + number]
+        started = scene.pass_time()
+        at_engine = {"temperature": 1.0, "max_tokens": length or MAX_MODEL_LEN - len(prompt)}
+        scene.seen += traces.executed(prompt, [9] * 4, params=at_engine, from_ns=scene.pass_time(), step_ns=STEP)
+        scene.pass_time(7)
+        asked_for = [prompt] if method is traces.generate else prompt
+        times = {"started_ns": started, "ended_ns": scene.now}
+        scene.calls.append(method(asked_for, [[9] * 4], params={"temperature": 1.0}, **times))
+    assert (scene.judge(LEFT_OUT).reason or "") == reason
+
+
 def test_a_parameter_that_is_named():
-    assert asked(({"temperature": 0.2}, {"temperature": 0.2})).judge(LEFT_OUT).status == "untestable"
+    named = {"temperature": 0.2, "max_tokens": 4}
+    assert asked((named, named)).judge(LEFT_OUT).status == "untestable"

@@ -70,6 +70,22 @@ class NumberAsText(_Refuses):
         return Broken("max_tokens: '<' not supported between instances of 'str' and 'int'")
 
 
+@seeded(
+    "field_refused",
+    "a_token_as_text",
+    caught_by=["request_fields"],
+    changes=frozenset({"sampling_params.logit_bias"}),
+)
+class TokenAsText(Client):
+    """generate() breaks at a bias: its tokens are keys, which JSON has as texts."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if not request.sampling_params.get("logit_bias"):
+            return await super().generate(request)
+        self.fired += 1
+        raise Broken("'<' not supported between instances of 'str' and 'int'")
+
+
 @seeded("field_refused", "hangs", caught_by=["request_fields"])
 class Hangs(Engine):
     """After a wrong value of ignore_eos the engine answers no request any more."""

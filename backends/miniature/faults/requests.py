@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from backends.miniature.client import Client, error_body
-from backends.miniature.engine import Engine, EngineDead, Output
-from backends.miniature.faults.registry import seeded
+from backends.miniature.engine import BadRequest, Engine, EngineDead, Output
+from backends.miniature.faults.registry import REFUSED, seeded
 from backends.miniature.interface import Interface, plain
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
@@ -180,6 +180,26 @@ class RefusalsShutAServer(Client):
             return await super().row(session, prompt, params, **more)
         self.fired += 1
         raise EngineDead("no server is healthy")
+
+
+@seeded(
+    "refusals_shut_a_server",
+    "prompts",
+    caught_by=["driven", "errors.named"],
+    corrupts=ROWS | Fact.ERRORS,
+    changes=REFUSED,
+)
+class RefusedPromptsShutAServer(RefusalsShutAServer):
+    """The same after three refused calls of generate()."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        try:
+            answers = await super().generate(request)
+        except BadRequest:
+            self.refused += 1
+            raise
+        self.refused = 0
+        return answers
 
 
 class _Crowd(Client):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from backends.miniature.client import Client, Setting
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
-from harness.contract.messages import Scalar
+from harness.contract.messages import MAX_MODEL_LEN, Generation, SampleRequest, Scalar
 
 LOST = "max_num_seqs"
 """The option that one fault loses."""
@@ -203,6 +205,19 @@ class DefaultAtTimes(Client):
         lost = left_out and self.asked % 2 == 0
         self.fired += lost
         return super().with_defaults({"temperature": 1.0, **given} if lost else given)
+
+
+@seeded("length_left_out", caught_by=["left_out"])
+class SamplesToTheEnd(Client):
+    """A sample without max_tokens goes on to the end of the context, though an answer of generate() ends after 16 tokens."""
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        params = request.sampling_params
+        if params.get("max_tokens") is not None:
+            return await super().sample(request)
+        self.fired += 1
+        whole = {**params, "max_tokens": MAX_MODEL_LEN - len(request.prompt_token_ids)}
+        return await super().sample(msgspec.structs.replace(request, sampling_params=whole))
 
 
 @seeded("recommended_parameter_lost", "length", caught_by=["left_out"], corrupts=Fact.CHANCE)
