@@ -25,6 +25,7 @@ from harness.records.reference import ExpertShard
 
 STEP_S = 0.001
 """Duration of a step (seconds), on the loop's clock."""
+CACHE_TOKENS = 1 << 20
 BLOCK = 128
 """Tokens per block of the prefix cache, as in vLLM's CPU engine."""
 MOST_PREFILLED = 1024
@@ -144,6 +145,8 @@ class Engine:
     """Adapters that it keeps, in use or not."""
     first_space = True
     """False: its tokenizer leaves out a space at the beginning of a text."""
+    cache_tokens = CACHE_TOKENS
+    """Tokens of running requests for which it has room."""
     processed = False
     """True if log-probabilities are those after temperature and filters (vLLM, logprobs_mode)."""
     checkpoint: dict[str, model.Array]
@@ -355,7 +358,13 @@ class Engine:
     def step(self) -> None:
         """One token for every running request."""
         prefilled = 0
-        while self.waiting and len(self.running) < self.places and prefilled < MOST_PREFILLED:
+        self.make_room()
+        while (
+            self.waiting
+            and len(self.running) < self.places
+            and prefilled < MOST_PREFILLED
+            and self.has_room(self.waiting[0])
+        ):
             prefilled += len(self.waiting[0].context)
             self.running.append(self.waiting.pop(0))
         self.feed()
@@ -375,6 +384,24 @@ class Engine:
         for request in [r for r in self.running if r.reason is not None]:
             self.running.remove(request)
             self.finish(request)
+
+    def taken(self, requests: Sequence[Request]) -> int:
+        """Tokens of whole blocks that these requests fill with their next token."""
+        return sum(-(-(len(request.context) + 1) // BLOCK) * BLOCK for request in requests)
+
+    def has_room(self, request: Request) -> bool:
+        return not self.running or self.taken([*self.running, request]) <= self.cache_tokens
+
+    def make_room(self) -> None:
+        """Preempt the requests that came last until the others have room (vLLM documentation, Preemption)."""
+        while len(self.running) > 1 and self.taken(self.running) > self.cache_tokens:
+            last = self.running.pop()
+            last.node, last.experts = None, []
+            self.preempt(last)
+
+    def preempt(self, request: Request) -> None:
+        """A preempted request is the next to run again."""
+        self.waiting.insert(0, request)
 
     def feed(self) -> None:
         """Feed each running request's newest token into the network, or all of its tokens if it has no node."""

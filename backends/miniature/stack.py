@@ -90,6 +90,7 @@ class Miniature:
             engine.first_space = request.topology.model != "llama"
             engine.kept_adapters = request.topology.kept_adapters or 1
             engine.processed = request.topology.processed
+            engine.cache_tokens = request.topology.cache_tokens or engine.cache_tokens
         self.router = parts.router(self.engines, request.seed)
         raw.watch(parts.client)
         raw.watch(parts.interface)

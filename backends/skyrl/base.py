@@ -130,6 +130,11 @@ def in_python(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "logit_bias": {int(token): value for token, value in bias.items()}}
 
 
+CPU_BLOCKS = 256
+BLOCK_TOKENS = {True: 128, False: 16}
+"""On a CPU or not → tokens of a block of the KV cache, as vLLM chooses them."""
+
+
 class SkyRLStack(VllmStack):
     """Base of `LegacyStack` and `HttpStack`."""
 
@@ -326,10 +331,10 @@ class SkyRLStack(VllmStack):
             **lora.more_engine_arguments(cfg, topology.kept_adapters, experts=self.has_experts),
         }
         extra |= {"logprobs_mode": "processed_logprobs"} if topology.processed else {}
+        extra |= self._blocks(topology.cache_tokens)
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
             engine.gpu_memory_utilization = 0.05
-            extra["num_gpu_blocks_override"] = 256
             if self.release.trainer_engine:
                 extra["worker_cls"] = CPU_WORKER
                 self.notes.append(CPU_WORKER_NOTE)
@@ -459,6 +464,12 @@ class SkyRLStack(VllmStack):
             f"external servers ({of}, vLLM's dev mode on) lack of what the client calls: "
             f"{', '.join(lacking) or 'nothing'}"
         )
+
+    def _blocks(self, cache_tokens: int | None) -> dict[str, Any]:
+        """The engine's argument for the size of its KV cache; vLLM keeps one block empty."""
+        if cache_tokens is not None:
+            return {"num_gpu_blocks_override": cache_tokens // BLOCK_TOKENS[self.on_cpu] + 1}
+        return {"num_gpu_blocks_override": CPU_BLOCKS} if self.on_cpu else {}
 
     def not_here(self) -> frozenset[Capability]:
         """Capabilities that this start lacks. External servers do not sleep: SkyRL #1014, task 3, "This path does not support

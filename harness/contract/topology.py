@@ -62,6 +62,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """True if all processes of the stack have a key for the engines' API in their environment (vLLM documentation, VLLM_API_KEY)."""
     processed: bool = False
     """True if log-probabilities are those after temperature and filters (vLLM, ModelConfig.logprobs_mode: processed_logprobs)."""
+    cache_tokens: int | None = None
+    """Tokens that each engine's KV cache holds (vLLM documentation, --num-gpu-blocks-override). None: more than all requests take."""
     deltas: bool = False
     """True if a sync is written to a disk that all share, as what changed since the last one (SkyRL documentation, Delta Weight
     Sync)."""

@@ -18,6 +18,25 @@ RETRIED = frozenset({"RetryingClient.again"})
 """The client that retries calls it for every request that was cut short."""
 
 
+@seeded("preempted", "wait_last", caught_by=["preemption"])
+class PreemptedWaitLast(Engine):
+    """A request that loses its place in the cache goes to the end of the queue."""
+
+    def preempt(self, request: Request) -> None:
+        self.fired += 1
+        self.waiting.append(request)
+
+
+@seeded("preempted", "forget_their_seed", caught_by=["preemption_changes_nothing"], corrupts=Fact.CHANCE)
+class PreemptedForgetTheirSeed(Engine):
+    """A request that loses its place in the cache goes on with a random sequence that has nothing to do with its seed."""
+
+    def preempt(self, request: Request) -> None:
+        self.fired += 1
+        request.random.seed(request.id)
+        super().preempt(request)
+
+
 @seeded(
     "tokens_lost_on_continuation", "keep", caught_by=["conservation", "pause_changes_nothing"], corrupts=Fact.ANSWERS
 )
