@@ -94,8 +94,8 @@ def _judge_still(evidence: Evidence) -> Finding:
             if len(made) > 1 or (made and made[0].at_ns > rest.from_ns + GRACE_NS):
                 shown = {"server": server, "steps": len(made), "last after ms": (made[-1].at_ns - rest.from_ns) / 1e6}
                 wrong.append((f"an engine made tokens while {state}", shown))
-    if not wrong and (not facts or servers < set(evidence.header.servers)):
-        return untestable(ONE_LEFT_OUT if facts else TOO_SHORT if short else NONE_CAME)
+    if not wrong and (short or not facts or servers < set(evidence.header.servers)):
+        return untestable(TOO_SHORT if short else ONE_LEFT_OUT if facts else NONE_CAME)
     return concluded(facts, wrong, servers=len(servers))
 
 
