@@ -224,11 +224,12 @@ async def test_a_stream_by_token_id(stack: Stack, prompts: Prompts) -> None:
     bulk=True,
 )
 async def test_alternatives_beside_every_field(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams and /inference/v1/generate. Each field of a request, beside a plain request."""
+    """vLLM documentation, SamplingParams and /inference/v1/generate. Each field of a request, beside a plain request. All are greedy:
+    vLLM's CPU sampler heeds no seed in a batch with a greedy request."""
     schema, server = (await stack.request_schemas())["generate"], stack.servers[0]
-    for case in stack.within_budget(in_pairs(schema, frozenset(), 1)[0]):
+    for case in stack.within_budget(in_pairs(schema, frozenset({"temperature"}), 1)[0]):
         own = prompts.of(case.label)
-        beside = {"max_tokens": 24, "temperature": 1.0, "seed": 7, **case.values}
+        beside = {"max_tokens": 24, "temperature": 0, **case.values}
         async with asyncio.TaskGroup() as callers:
             asked = by_tokens(stack, server, own.one(), {**ANSWER, "logprobs": 3})
             callers.create_task(stack.http(asked, label=PLAIN))
