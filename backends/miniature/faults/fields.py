@@ -142,7 +142,7 @@ class LostInABatch(Client):
 @seeded(
     "allowed_tokens_bind_others",
     caught_by=["tokens.greedy"],
-    corrupts=Fact.CHANCE,
+    corrupts=Fact.CHANCE | Fact.LOGPROBS,
     changes=frozenset({"sampling_params.allowed_token_ids"}),
 )
 class BindsOthers(Engine):

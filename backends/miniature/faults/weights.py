@@ -403,10 +403,9 @@ class FullPrecision(Engine):
         self.fired += quantization is not None
 
 
-@seeded("sleeps_to_sync", caught_by=["driven", "no_sleep"], corrupts=Fact.ANSWERS)
+@seeded("sleeps_to_sync", caught_by=["no_sleep"], corrupts=Fact.ANSWERS)
 class SleepsToSync(Client):
-    """Engines sleep and wake up before each weight sync, under every placement. A late message may meet a sleeping one, and sleep cuts
-    requests in flight short."""
+    """Engines sleep and wake up before each weight sync, under every placement. Sleep cuts requests in flight short."""
 
     async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         self.fired += 1
