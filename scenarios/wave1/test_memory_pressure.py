@@ -21,7 +21,7 @@ from scenarios.requests import GREEDY
 STARVED = ("starved",)
 CROWD = 32
 """Requests that find room at once while they are short, and none when they grow."""
-FEW = 4
+FEW = 3
 """Requests for which even one server has room."""
 PREEMPTING = 820
 """Tokens in flight of an engine that has begun to preempt: seven requests have filled a block each."""
