@@ -1175,6 +1175,7 @@ _OF_LAYOUTS: Mapping[str, frozenset[Capability]] = {
 
 _OF_ARGUMENTS: Mapping[str, Mapping[str, Capability]] = {
     "pause": {"clear_cache": Capability.PAUSE_CLEAR_CACHE},
+    "sleep": {"tags": Capability.SLEEP_TAGS},
     "wake_up": {"tags": Capability.WAKE_UP_TAGS},
     "sample": {"prompt_logprobs": Capability.PROMPT_LOGPROBS, "lora_adapter": Capability.LORA},
     "generate": {
