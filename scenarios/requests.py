@@ -16,6 +16,8 @@ from harness.driving.stack import Stack
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 """One right answer to a prompt, of exactly `max_tokens` tokens."""
 ANSWER: dict[str, Any] = {"max_tokens": 16, **GREEDY}
+BEYOND = 2**20
+"""A token id that no vocabulary has."""
 SPREAD = 16
 """Enough prompts that each of two servers gets some, however a router spreads them: a fair one leaves a server out once in 30,000
 runs."""

@@ -25,7 +25,6 @@ from harness.records.reference import ExpertShard
 
 STEP_S = 0.001
 """Duration of a step (seconds), on the loop's clock."""
-CACHE_TOKENS = 1 << 20
 BLOCK = 128
 """Tokens per block of the prefix cache, as in vLLM's CPU engine."""
 MOST_PREFILLED = 1024
@@ -145,7 +144,7 @@ class Engine:
     """Adapters that it keeps, in use or not."""
     first_space = True
     """False: its tokenizer leaves out a space at the beginning of a text."""
-    cache_tokens = CACHE_TOKENS
+    cache_tokens = 1 << 20
     """Tokens of running requests for which it has room."""
     processed = False
     """True if log-probabilities are those after temperature and filters (vLLM, logprobs_mode)."""

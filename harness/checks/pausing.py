@@ -157,6 +157,11 @@ def step_time_ns(evidence: Evidence) -> int:
     return gaps[len(gaps) // 2] if gaps else 0
 
 
+def went_on(made: Sequence[Observation], stopped_ns: int) -> bool:
+    """True for steps that a server may not make after it was stopped: it may finish one, within `GRACE_NS`."""
+    return len(made) > 1 or any(step.at_ns > stopped_ns + GRACE_NS for step in made)
+
+
 def _judge_frozen(evidence: Evidence) -> Finding:
     steps, step_time = steps_of(evidence), step_time_ns(evidence)
     facts, short = 0, 0
@@ -177,7 +182,7 @@ def _judge_frozen(evidence: Evidence) -> Finding:
             made = [s for s in steps.get(server, ()) if pause.from_ns < s.at_ns < pause.to_ns]
             most = max(most, len(made))
             latest_ns = max([latest_ns, *(s.at_ns - pause.from_ns for s in made)])
-            if len(made) > 1 or (made and made[0].at_ns > pause.from_ns + GRACE_NS):
+            if went_on(made, pause.from_ns):
                 shown = {
                     "call": pause.call.id,
                     "server": server,

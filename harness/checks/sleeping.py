@@ -9,7 +9,7 @@ import msgspec
 from harness.checks.base import EVERY, Check, Evidence, Finding, Tap, concluded, untestable
 from harness.checks.errors import breaks, error_of
 from harness.checks.matching import Row, assignment, queries, rows
-from harness.checks.pausing import GRACE_NS, PAUSE_STEPS, step_time_ns, steps_of
+from harness.checks.pausing import PAUSE_STEPS, step_time_ns, steps_of, went_on
 from harness.contract.faults import ROWS, Fact
 from harness.contract.states import TAGS
 
@@ -91,7 +91,7 @@ def _judge_still(evidence: Evidence) -> Finding:
         for server in evidence.header.servers:
             facts += 1
             made = [s for s in steps.get(server, ()) if rest.from_ns < s.at_ns < rest.to_ns]
-            if len(made) > 1 or (made and made[0].at_ns > rest.from_ns + GRACE_NS):
+            if went_on(made, rest.from_ns):
                 shown = {"server": server, "steps": len(made), "last after ms": (made[-1].at_ns - rest.from_ns) / 1e6}
                 wrong.append((f"an engine made tokens while {state}", shown))
     if not wrong and (short or not facts or servers < set(evidence.header.servers)):

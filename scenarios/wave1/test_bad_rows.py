@@ -12,11 +12,9 @@ from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
-from scenarios.requests import until_idle
+from scenarios.requests import BEYOND, until_idle
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
-BEYOND = 2**20
-"""A token id that no vocabulary has."""
 Rows = Callable[[Prompts], dict[str, Any]]
 Send = Callable[[Stack, list[Any], str], Coroutine[Any, Any, Any]]
 

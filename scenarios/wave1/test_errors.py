@@ -15,7 +15,7 @@ from harness.contract.messages import GenerateRequest, HttpRequest, SessionId
 from harness.driving.stack import Stack
 from harness.records.argument_forms import AS_IT_IS, NO_NUMBERS
 from harness.suite.scenario import scenario, variants
-from scenarios.requests import IMAGES, PIXEL
+from scenarios.requests import BEYOND, IMAGES, PIXEL
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
 """Long enough that not all decisions of a real model are near ties in 16 bits."""
@@ -23,8 +23,6 @@ AFTER = greedy("after")
 JSON = {"content-type": "application/json"}
 NO_TEXT_IS_SO_SHORT = {"type": "string", "minLength": -1}
 """A schema that looks right until a grammar is made of it: that is the engine's work."""
-BEYOND = 2**20
-"""A token id that no vocabulary has."""
 TOO_LONG = ("length", "long", "context", "tokens")
 """Words by which an error may speak of a prompt that is longer than the context."""
 REFUSED = 2

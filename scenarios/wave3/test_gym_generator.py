@@ -39,6 +39,19 @@ async def roll_out_turns(stack: Stack, conversations: list[Messages], **asked: A
     await roll_out(stack, conversations, extras, trajectory_ids=trajectories(count), max_turns=3, **asked)
 
 
+async def roll_out_until_too_long(stack: Stack, prompts: Prompts, **asked: Any) -> None:
+    """A request of eight trajectories: most go on until a prompt would be longer than max_input_length."""
+    await roll_out(
+        stack,
+        [messages[-1:] for messages in prompts.conversations(8)],
+        [{"turns": 1 if row % 4 == 0 else 9} for row in range(8)],
+        trajectory_ids=trajectories(8),
+        max_turns=9,
+        max_input_length=160,
+        **asked,
+    )
+
+
 def trajectories(prompts: int, samples: int = 1) -> list[TrajectoryId]:
     """Ids of `samples` trajectories for each of `prompts` prompts."""
     return [
@@ -195,13 +208,9 @@ async def test_the_environment_ends_a_trajectory(stack: Stack, prompts: Prompts)
 )
 async def test_trajectories_end_by_length(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.max_input_length: "Max generator input length for multi-turn conversations"."""
-    await roll_out(
+    await roll_out_until_too_long(
         stack,
-        [messages[-1:] for messages in prompts.conversations(8)],
-        [{"turns": 1 if row % 4 == 0 else 9} for row in range(8)],
-        trajectory_ids=trajectories(8),
-        max_turns=9,
-        max_input_length=160,
+        prompts,
         sampling_params={**FULL, "max_tokens": 16, "logprobs": 1},
     )
 
@@ -220,13 +229,9 @@ async def made_anew_until_too_long(stack: Stack, prompts: Prompts, *, step_wise:
     if not step_wise:
         needs_a_template(stack)
     own = {"step_wise": True} if step_wise else {"chat_template": gym_rule.CHAT_TEMPLATE}
-    await roll_out(
+    await roll_out_until_too_long(
         stack,
-        [messages[-1:] for messages in prompts.conversations(8)],
-        [{"turns": 1 if row % 4 == 0 else 9} for row in range(8)],
-        trajectory_ids=trajectories(8),
-        max_turns=9,
-        max_input_length=160,
+        prompts,
         sampling_params={
             "max_tokens": 16,
             "temperature": 2.0,

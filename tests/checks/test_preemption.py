@@ -14,7 +14,7 @@ LENGTH = 12
 class Squeezed(Scene):
     """Four prompts with room for all, then at once: the later two lose their place after five tokens, for ten steps."""
 
-    def __init__(self, *, late=20, squeezed=SERVERS):
+    def __init__(self, *, squeezed=SERVERS):
         super().__init__()
         self.generate(PROMPTS, length=LENGTH, label=UNINTERRUPTED)
         before = len(self.seen)
@@ -26,7 +26,7 @@ class Squeezed(Scene):
             ids = {one.data["request_id"]} if "request_id" in one.data else set(one.data.get("tokens", ()))
             if one.kind != "request" and ids & self.last and one.at_ns > first + 4 * STEP:
                 self.seen[at] = msgspec.structs.replace(one, at_ns=one.at_ns + 10 * STEP)
-        self.pass_time(late)
+        self.pass_time(20)
 
 
 def test_requests_that_lose_their_place_and_get_it_back():
