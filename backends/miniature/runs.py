@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from backends.miniature.client import Client
 from backends.miniature.generator import Generator
@@ -19,6 +19,13 @@ from harness.contract.messages import (
 )
 
 
+class Checkpoint(NamedTuple):
+    """The last finished step, and the prompts that its epoch has trained on."""
+
+    step: int
+    used: frozenset[str]
+
+
 class Run:
     """SkyRL documentation, Fully Async Training. Each method is a step that a fault may break."""
 
@@ -28,11 +35,13 @@ class Run:
         self.client: Client
         self.request: TrainerRunRequest
         self._task: asyncio.Task[None] | None = None
+        self.checkpoint = Checkpoint(0, frozenset())
 
     def begin(self, request: TrainerRunRequest, client: Client, generator: Generator) -> None:
         self.request, self.client, self.generator = request, client, generator
         self._wants: asyncio.Queue[TrainerWants] = asyncio.Queue()
         self._go: asyncio.Queue[bool] = asyncio.Queue()
+        self.evaluated: list[int] = []
         self._task = asyncio.create_task(self._run())
 
     async def wants(self, within_s: float) -> TrainerWants:
@@ -53,7 +62,7 @@ class Run:
     async def ask(
         self, what: Literal["weights", "training"], step: int, groups: list[RolloutGroup] | None = None
     ) -> None:
-        self._wants.put_nowait(TrainerWants(what=what, step=step, groups=groups or []))
+        self._tell(what=what, step=step, groups=groups or [])
         if await self._go.get():
             raise RuntimeError(f"the {what} could not be done")
 
@@ -63,27 +72,59 @@ class Run:
             await self.train()
         except Exception as e:  # noqa: BLE001 - whatever ends the run is told to the caller
             ended = f"{type(e).__name__}: {e}"
-        self._wants.put_nowait(TrainerWants(what="nothing", ended=ended))
+        self._tell(what="nothing", ended=ended)
+
+    def _tell(self, **what: Any) -> None:
+        self._wants.put_nowait(TrainerWants(**what, evaluated=list(self.evaluated)))
 
     async def train(self) -> None:
         asked = self.request
-        await self.ask("weights", 0)
-        self.step = 1
+        steps = len(asked.prompts) // asked.mini_batch_size
+        self.step, self.used = (self.checkpoint.step, set(self.checkpoint.used)) if asked.resumes else (0, set())
+        await self.ask("weights", self.step)
+        if asked.evaluates:
+            await self.evaluate()
+        while self.step < steps * asked.epochs:
+            if self.step % steps == 0:
+                self.used = self.of_the_next_epoch()
+            await self.train_until(steps * (self.step // steps + 1))
+
+    async def train_until(self, last: int) -> None:
+        """One epoch, or the rest of it."""
+        asked = self.request
+        self.step += 1
         self._staleness = StalenessManager()
         limits = {"mini_batch_size": asked.mini_batch_size, "max_staleness_steps": asked.max_staleness_steps}
         self._staleness.begin(StalenessRequest(max_concurrent=asked.workers, **limits))
-        self._data = deque(range(len(asked.prompts)))
+        self._data = deque(number for number in range(len(asked.prompts)) if str(number) not in self.used)
         self._buffer: asyncio.Queue[RolloutGroup] = asyncio.Queue()
         workers = [asyncio.create_task(self.work()) for _ in range(asked.workers)]
         try:
-            while self.step <= len(asked.prompts) // asked.mini_batch_size:
-                await self.ask("training", self.step, [await self.taken(workers) for _ in range(asked.mini_batch_size)])
+            while True:
+                groups = [await self.taken(workers) for _ in range(asked.mini_batch_size)]
+                await self.ask("training", self.step, groups)
+                self.used |= {group.uid for group in groups}
                 await self.sync()
+                if asked.evaluates:
+                    await self.evaluate()
+                if asked.saves or asked.resumes:
+                    self.checkpoint = Checkpoint(self.step, frozenset(self.used))
+                if self.step == last:
+                    break
                 self.step += 1
                 await self._staleness.trained(self.step)
         finally:
             for worker in workers:
                 worker.cancel()
+
+    def of_the_next_epoch(self) -> set[str]:
+        """The prompts of which an epoch that begins has made use."""
+        return set()
+
+    async def evaluate(self) -> None:
+        """Answers to the first prompt, logged under the present step."""
+        await self.generator.generate(self.rollouts(0))
+        self.evaluated.append(self.step)
 
     async def sync(self) -> None:
         """New weights for engines that are paused."""

@@ -13,6 +13,7 @@ import functools
 import multiprocessing
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -155,6 +156,8 @@ class SkyRLStack(VllmStack):
         self._trainer: Trainer
         self._staleness: Any = None
         self._run: Any = None
+        self._checkpoints = Path()
+        """Folder of the checkpoints of the trainer's last run, and of those that it resumed."""
         self._tinker: tinker.Backend | None = None
         self._other: other.Owner | None = None
         """The process of another stack."""
@@ -592,8 +595,10 @@ class SkyRLStack(VllmStack):
 
     async def start_trainer_run(self, request: messages.TrainerRunRequest) -> None:
         await self.end_trainer_run(messages.Empty())
+        if not request.resumes:
+            self._checkpoints = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.request.policies))
         self._run = runs.Run(threaded=self.runs_in_threads)
-        await self._run.start(self.cfg, self.client_of_a_run(), self.tokenizer, request)
+        await self._run.start(self.cfg, self.client_of_a_run(), self.tokenizer, request, self._checkpoints)
 
     @property
     def runs_in_threads(self) -> bool:

@@ -13,6 +13,7 @@ import queue
 import threading
 from contextlib import ExitStack
 from contextvars import ContextVar
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -52,10 +53,13 @@ class Run:
         self.workers: list[asyncio.Task[Any]] = []
         """The trainer's own tasks. Nobody in SkyRL awaits those that fail, which Python would tell within a later scenario."""
         self._over = threading.Event()
+        self._evaluated: list[int] = []
+        """The steps under which evaluations were logged."""
 
-    async def start(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> None:
-        """Make the trainer and begin its run."""
+    async def start(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest, checkpoints: Path) -> None:
+        """Make the trainer, whose checkpoints are in this folder, and begin its run."""
         self._client = client
+        cfg = _configured(cfg, request, checkpoints)
         trainer = await asyncio.to_thread(self._made, cfg, client, tokenizer, request)
         run = self._run(trainer)
         ours = run if self._thread is None else self._thread.run(lambda: run, (), {})
@@ -73,7 +77,7 @@ class Run:
         finally:
             await self._cancel_the_rest()
             self._over.set()
-        self._wants.put(TrainerWants(what="nothing", ended=ended))
+        self._tell(what="nothing", ended=ended)
 
     async def _cancel_the_rest(self) -> None:
         """Cancel every task that the run has left behind, and wait for it, as asyncio.run does at the end of SkyRL's process.
@@ -83,7 +87,8 @@ class Run:
         """
         begun = asyncio.all_tasks() - {asyncio.current_task()}
         # get_context() is new in Python 3.12, which every environment of a stack has
-        rest = [task for task in begun if task.get_context().get(_OF_RUN) is self]  # type: ignore[attr-defined]
+        ours = [task for task in begun if task.get_context().get(_OF_RUN) is self]  # type: ignore[attr-defined]
+        rest = [task for task in ours if not _of_an_engine(task)]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, *self.workers, return_exceptions=True)
@@ -113,22 +118,28 @@ class Run:
 
     def ask(self, what: Any, trainer: Any, groups: Any = ()) -> None:
         """Ask the caller, and block until it has done it."""
-        told = [_group(group) for group in groups]
-        self._wants.put(TrainerWants(what=what, step=trainer.global_step, groups=told))
+        self._tell(what=what, step=trainer.global_step, groups=[_group(group) for group in groups])
         if (failure := self._go.get()) is not None:
             raise failure
 
+    def _tell(self, **what: Any) -> None:
+        self._wants.put(TrainerWants(**what, evaluated=list(self._evaluated)))
+
+    def _logs(self, metrics: dict[str, Any], step: int, **_given: Any) -> None:
+        """In place of the trainer's tracker (SkyRL, Tracking.log)."""
+        if any(name.startswith("eval/") for name in metrics):
+            self._evaluated.append(step)
+
     def _exits(self, status: Any = None) -> None:
-        self._wants.put(TrainerWants(what="nothing", ended=f"the process exits with status {status}"))
+        self._tell(what="nothing", ended=f"the process exits with status {status}")
         raise _ExitedError
 
-    def _made(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> Any:
+    def _made(self, configured: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> Any:
         from skyrl.train import fully_async_trainer as shipped
 
         for module, name in (("os", "_exit"), ("sys", "exit")):
             if (found := getattr(shipped, module, None)) is not None:
                 self._replaced.enter_context(mock.patch.object(shipped, module, _Instead(found, name, self._exits)))
-        configured = _configured(cfg, request)
         rollouts = GymRequest(
             prompts=[],
             env_extras=[],
@@ -137,7 +148,7 @@ class Run:
         )
         trainer = _driven(shipped.FullyAsyncRayPPOTrainer, self)(
             cfg=configured,
-            tracker=SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None),
+            tracker=SimpleNamespace(log=self._logs, finish=lambda: None),
             tokenizer=tokenizer,
             train_dataset=[
                 {"prompt": prompt, "env_class": gym_rule.ENV_CLASS, "env_extras": extras, "uid": str(number)}
@@ -146,8 +157,7 @@ class Run:
             inference_engine_client=client,
             generator=_greedy(gym.generator(configured, client, tokenizer, rollouts)),
         )
-        if self._thread is not None:
-            trainer.dispatch = _dispatch(self, trainer)
+        trainer.dispatch = _dispatch(self, trainer) if self._thread is not None else _Dispatch()
         return trainer
 
 
@@ -162,8 +172,24 @@ class _Instead:
         return getattr(self._module, name)
 
 
-def _configured(cfg: Any, request: TrainerRunRequest) -> Any:
-    """The configuration of a run of one epoch that saves and evaluates nothing."""
+class _Dispatch:
+    """Of SkyRL's dispatch to its workers: their part of a checkpoint, which is nothing. The policy is the caller's."""
+
+    def save_checkpoint(self, *_: Any, **__: Any) -> None:
+        """There are no parameters and no optimizer to save."""
+
+    def load_checkpoint(self, *_: Any, **__: Any) -> None:
+        """There is nothing to load."""
+
+
+def _of_an_engine(task: asyncio.Task[Any]) -> bool:
+    """True for a task that an engine within this process began for itself, in whatever request came first."""
+    frame = getattr(task.get_coro(), "cr_frame", None)
+    return frame is not None and str(frame.f_globals.get("__name__", "")).startswith("vllm.")
+
+
+def _configured(cfg: Any, request: TrainerRunRequest, checkpoints: Path) -> Any:
+    """The configuration of a run whose checkpoints are in this folder."""
     cfg = copy.deepcopy(cfg)
     trainer, generator = cfg.trainer, cfg.generator
     trainer.train_batch_size = trainer.policy_mini_batch_size = request.mini_batch_size
@@ -176,9 +202,17 @@ def _configured(cfg: Any, request: TrainerRunRequest) -> Any:
     ):
         if hasattr(section, key):
             setattr(section, key, value)
-    trainer.epochs = 1
-    trainer.eval_interval = trainer.ckpt_interval = trainer.hf_save_interval = -1
-    trainer.resume_mode = "none"
+    trainer.epochs = request.epochs
+    trainer.ckpt_path = trainer.export_path = str(checkpoints)
+    trainer.ckpt_interval = 1 if request.saves or request.resumes else -1
+    trainer.resume_mode = "latest" if request.resumes else "none"
+    trainer.hf_save_interval = -1
+    trainer.eval_interval = 1 if request.evaluates else -1
+    trainer.eval_before_train = request.evaluates
+    trainer.dump_eval_results = False
+    generator.eval_n_samples_per_prompt = 1
+    generator.eval_sampling_params.temperature = 0.0
+    generator.eval_sampling_params.max_generate_length = request.max_tokens
     trainer.algorithm.policy_loss_type = "rollout_is"
     generator.n_samples_per_prompt = request.samples
     generator.batched = False
@@ -209,7 +243,10 @@ def _driven(shipped: Any, run: Run) -> Any:
 
             self.train_dataloader = StatefulDataLoader(self.train_dataset, batch_size=1, collate_fn=list)
             self.num_steps_per_epoch = len(self.train_dataloader) // self.mini_batch_size
-            self.total_training_steps = self.num_steps_per_epoch
+            self.total_training_steps = self.num_steps_per_epoch * self.cfg.trainer.epochs
+
+        def _cleanup_old_checkpoints(self) -> None:
+            """Ray's nodes would do it: all checkpoints stay."""
 
         def init_weight_sync_state(self) -> None:
             """The caller has joined trainer and engines."""
@@ -227,6 +264,10 @@ def _driven(shipped: Any, run: Run) -> Any:
             await asyncio.to_thread(run.ask, "training", self, groups)
             return {}
 
+        async def eval(self, *given: Any, **named: Any) -> Any:
+            self.eval_dataloader = [self.train_dataset[:1]]
+            return await super().eval(*given, **named)
+
         async def async_sync_policy_weights_to_inference_engines(self) -> None:
             await asyncio.to_thread(run.ask, "weights", self)
 
@@ -237,7 +278,7 @@ def _dispatch(run: Run, trainer: Any) -> Any:
     """SkyRL's protocol of a weight sync (from 0.3.0 on), whose broadcast is the caller's."""
     from skyrl.backends.skyrl_train.workers.worker_dispatch import WorkerDispatch
 
-    class Dispatch(WorkerDispatch):
+    class Dispatch(_Dispatch, WorkerDispatch):
         def __init__(self) -> None:
             self.cfg, self.colocate_all = trainer.cfg, False
             self._inference_engine_client = trainer.inference_engine_client

@@ -24,6 +24,9 @@ ENDED = "the trainer's run ended early: {}"
 ORDER = "the trainer does not ask for weights before its first step and after each"
 SIZE = "the trainer did not train on a whole mini-batch in each step of the epoch"
 TWICE = "the trainer used a rollout twice"
+ELSEWHERE = "the trainer does not go on at the step after its last checkpoint, up to the last step of its epochs"
+AGAIN = "in an epoch that was resumed the trainer did not train on each prompt once"
+EVALUATED = "the trainer did not log the evaluation before its first step, and the one after each step, under that step"
 RUNNING = "an engine worked on rollouts, and was not paused, when the trainer asked for weights"
 IDLE = "no rollout was under way when weights were asked for"
 
@@ -68,6 +71,58 @@ def _schedule(asked: TrainerRunRequest, told: list[TrainerWants]) -> list[Proble
     if len(set(uids)) < len(uids):
         wrong.append((TWICE, {"rollouts": uids}))
     return wrong
+
+
+def _epochs(asked: TrainerRunRequest, steps: list[TrainerWants]) -> list[list[str]]:
+    """The prompts of the steps, epoch by epoch, in the order of their numbers."""
+    size = len(asked.prompts) // asked.mini_batch_size
+    return [
+        sorted((group.uid for step in steps[at : at + size] for group in step.groups), key=int)
+        for at in range(0, len(steps), size)
+    ]
+
+
+def _ended_early(told: list[TrainerWants]) -> str | None:
+    """Why a run that ought to end well did not."""
+    last = told[-1] if told else TrainerWants(what="unknown")
+    return WAITS if last.what == "unknown" else last.ended and ENDED.format(last.ended)
+
+
+def _judge_resumes(evidence: Evidence) -> Finding:
+    """Of a run that was broken off when it asked for a step, all steps before that one have a checkpoint."""
+    facts = 0
+    wrong: list[Problem] = []
+    done: list[TrainerWants] = []
+    for start, wants in _runs(evidence):
+        asked, told = request(start, TrainerRunRequest), _told(wants)
+        steps = [one for one in told if one.what == "training"]
+        if not asked.resumes:
+            done = steps if told and told[-1].what == "nothing" else steps[:-1]
+            continue
+        facts += len(told)
+        due = list(range(len(done) + 1, asked.epochs * len(asked.prompts) // asked.mini_batch_size + 1))
+        if early := _ended_early(told):
+            wrong.append((early, {"call": start.id, "asked for": [(one.what, one.step) for one in told]}))
+        elif (numbers := [one.step for one in steps]) != due:
+            wrong.append((ELSEWHERE, {"call": start.id, "steps": numbers, "steps that were left": due}))
+        elif (epochs := _epochs(asked, done + steps)) != [[str(n) for n in range(len(asked.prompts))]] * asked.epochs:
+            wrong.append((AGAIN, {"call": start.id, "prompts of each epoch": epochs}))
+    if not done or not facts:
+        return untestable("no run was resumed that had finished a step")
+    return concluded(facts, wrong, steps_before=len(done))
+
+
+def _judge_evaluations(evidence: Evidence) -> Finding:
+    runs = [one for one in _runs(evidence) if request(one[0], TrainerRunRequest).evaluates]
+    wrong: list[Problem] = []
+    for start, wants in runs:
+        told = _told(wants)
+        due = [0, *(one.step for one in told if one.what == "training")]
+        if early := _ended_early(told):
+            wrong.append((early, {"call": start.id}))
+        elif told[-1].evaluated != due:
+            wrong.append((EVALUATED, {"call": start.id, "logged": told[-1].evaluated, "steps": due}))
+    return concluded(len(runs), wrong) if runs else untestable("no run evaluated its policy")
 
 
 def _paused_between(evidence: Evidence, begin_ns: float, end_ns: float) -> set[str]:
@@ -140,4 +195,23 @@ TRAINER_RUN = Check(
     reads=Fact.ANSWERS | Fact.PAUSES | Fact.ERRORS,
     tap=Tap.READ,
     judge=_judge,
+)
+
+TRAINER_RESUMES = Check(
+    name="trainer_resumes",
+    fault="a resumed run begins anew, repeats or leaves out steps, trains again on prompts of its epoch, or waits for ever",
+    next_step="compare the step and the consumed prompts of the checkpoint with those with which the resumed run begins",
+    source='SkyRL documentation, Checkpointing and Resumption; SkyRL, FullyAsyncRayPPOTrainer: consumed data UIDs are kept "to '
+    'avoid training on the same data upon resuming"',
+    reads=Fact.ANSWERS | Fact.ERRORS,
+    judge=_judge_resumes,
+)
+TRAINER_EVALUATIONS = Check(
+    name="trainer_evaluations",
+    fault="evaluations are logged under another step than that of their policy, or not at all",
+    next_step="see where the trainer puts an evaluation's metrics, and when it hands them to its tracker",
+    source='SkyRL, RayPPOTrainer.eval: "The eval metrics are recorded after having finished training `self.global_step` steps. '
+    'Metrics recorded in global_step 0 corresponds to evaluations before training"',
+    reads=Fact.ANSWERS | Fact.ERRORS,
+    judge=_judge_evaluations,
 )

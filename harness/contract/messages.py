@@ -424,10 +424,13 @@ class TrainedRequest(Message, frozen=True, kw_only=True):
 
 
 class TrainerRunRequest(Message, frozen=True, kw_only=True):
-    """One epoch of the stack's own fully asynchronous trainer over these prompts, each with what its environment gets (SkyRL,
+    """Epochs of the stack's own fully asynchronous trainer over these prompts, each with what its environment gets (SkyRL,
     FullyAsyncRayPPOTrainer.train). It begins greedy rollouts by itself, and asks its caller for weights and training.
 
-    `mini_batch_size`, `workers`: groups of `samples` rollouts, as `max_staleness_steps` in StalenessRequest."""
+    `mini_batch_size`, `workers`: groups of `samples` rollouts, as `max_staleness_steps` in StalenessRequest.
+    `saves`: a checkpoint after each step, in place of all that were there before the run (SkyRL, `ckpt_interval`). `resumes`: the run
+    goes on from the last checkpoint, with checkpoints of its own (`resume_mode`: latest). `evaluates`: the policy is evaluated on the
+    first prompt before the first step and after each (`eval_before_train`, `eval_interval`)."""
 
     prompts: list[list[dict[str, str]]]
     env_extras: list[dict[str, Any]]
@@ -437,6 +440,10 @@ class TrainerRunRequest(Message, frozen=True, kw_only=True):
     max_tokens: int
     max_turns: int = 1
     samples: int = 1
+    epochs: int = 1
+    saves: bool = False
+    resumes: bool = False
+    evaluates: bool = False
 
 
 class RolloutGroup(Message, frozen=True, kw_only=True):
@@ -459,12 +466,15 @@ class TrainerWantsRequest(Message, frozen=True, kw_only=True):
 
 class TrainerWants(Message, frozen=True, kw_only=True):
     """What a trainer asks for. "weights": those of the next policy version, in the engines. "training": step `step` on `groups`.
-    "nothing": its run is over; `ended` says how, if not well. "unknown": it asked for nothing in time."""
+    "nothing": its run is over; `ended` says how, if not well. "unknown": it asked for nothing in time.
+
+    `evaluated`: the steps under which the run has logged evaluations so far, in order. Step 0 is before all training."""
 
     what: Literal["weights", "training", "nothing", "unknown"]
     step: int = 0
     groups: list[RolloutGroup] = []
     ended: str | None = None
+    evaluated: list[int] = []
 
 
 class LoadLoraRequest(Message, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@ workers of all send them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fixtures.prompts import Prompts
@@ -10,7 +11,7 @@ from harness.checks.history import answered, cached, explained
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import FORCED_EFFECT
 from harness.checks.tokens import greedy
-from harness.checks.trainer_runs import FAILS, SYNC_FAILS, TRAINER_RUN
+from harness.checks.trainer_runs import FAILS, SYNC_FAILS, TRAINER_EVALUATIONS, TRAINER_RESUMES, TRAINER_RUN
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.contract.messages import TrainerRunRequest, Training
@@ -20,14 +21,22 @@ from scenarios.requests import ANSWER, SPREAD, sessions, until_settled
 
 MINI_BATCH = 2
 STEPS = 4
+EXTRAS: list[dict[str, Any]] = [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)]
 NEEDS = {Capability.TRAINER_RUNS, Capability.GYM_GENERATOR, Capability.WEIGHT_SYNC}
 BY_DELTAS: dict[str, Any] = {"needs": {Capability.WEIGHT_SYNC, Capability.DELTA_SYNC}, "topologies": ["deltas"]}
 PATIENCE_S = 20.0
 """A trainer that asks for nothing for that long waits for nothing that will come, on an engine of the tiny model's speed."""
 
 
-async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], label: str | None = None) -> None:
-    """A run to its end: policy version k after step k."""
+async def run(
+    stack: Stack,
+    prompts: Prompts,
+    extras: list[dict[str, Any]],
+    label: str | None = None,
+    until_step: float = math.inf,
+    **given: Any,
+) -> None:
+    """A run to its end, or until it asks for this step: policy version k after step k."""
     asked = TrainerRunRequest(
         prompts=prompts.conversations(len(extras)),
         env_extras=extras,
@@ -36,11 +45,14 @@ async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], labe
         max_staleness_steps=STEPS - 1,
         max_tokens=24,
         max_turns=4,
+        **given,
     )
     within_s, version = PATIENCE_S * (4 if stack.slow else 1), 0
     await stack.start_trainer_run(asked)
     try:
         while (wants := await stack.trainer_wants(within_s, label)).what in ("weights", "training"):
+            if wants.step >= until_step:
+                break
             version += wants.what == "weights"
             fails = wants.what == "weights" and version > 1 and label == SYNC_FAILS
             if wants.what == "weights" and not fails:
@@ -60,7 +72,7 @@ async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], labe
 )
 async def test_a_fully_asynchronous_run(stack: Stack, prompts: Prompts) -> None:
     """SkyRL documentation, Fully Async Training. Rollouts have one to four turns, so that a sync always meets some of them."""
-    await run(stack, prompts, [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)])
+    await run(stack, prompts, EXTRAS)
 
 
 @scenario(
@@ -86,9 +98,41 @@ async def test_a_sync_that_fails_within_a_run(stack: Stack, prompts: Prompts) ->
     """SkyRL documentation, Fully Async Training: pause, sync and resume. Rollouts of others, an evaluation for instance, would wait
     for a resume() that nobody calls. The second sync fails; in the end the scenario resumes the engines itself, and waits for those
     requests of the ended run that the pause had held back: they would reach an engine within the next scenario."""
-    await run(stack, prompts, [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)], SYNC_FAILS)
+    await run(stack, prompts, EXTRAS, SYNC_FAILS)
     await stack.resume()
     await until_settled(stack)
+
+
+@scenario(
+    task=5,
+    promise="evaluations are logged under the step after which the policy was evaluated, and none is lost",
+    needs=NEEDS,
+    checks=[TRAINER_EVALUATIONS],
+    deadline_s=180.0,
+)
+async def test_a_run_that_evaluates(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1929: evaluations of the fully asynchronous trainer were logged a step late, and the last one never."""
+    await run(stack, prompts, EXTRAS, evaluates=True)
+
+
+@variants(
+    {
+        "test_a_run_that_is_resumed_within_an_epoch": {"epochs": 1, "until_step": 3},
+        "test_a_run_that_is_resumed_after_an_epoch": {"epochs": 2, "until_step": STEPS + 1},
+        "test_a_run_that_is_resumed_after_its_end": {"epochs": 1, "until_step": math.inf},
+    },
+    task=5,
+    promise="a resumed run goes on at the step after the checkpoint, and trains on each prompt once in an epoch",
+    needs=NEEDS,
+    checks=[TRAINER_RESUMES],
+    deadline_s=180.0,
+)
+async def a_run_that_is_resumed(stack: Stack, prompts: Prompts, *, epochs: int, until_step: float) -> None:
+    """SkyRL documentation, Checkpointing and Resumption; SkyRL #799, #1802: a run that was resumed from the last checkpoint of an
+    epoch never ended. A run that came to its end is resumed with one more epoch."""
+    await run(stack, prompts, EXTRAS, epochs=epochs, until_step=until_step, saves=True)
+    await until_settled(stack)
+    await run(stack, prompts, EXTRAS, epochs=epochs + math.isinf(until_step), resumes=True)
 
 
 @variants(
