@@ -81,9 +81,6 @@ class AnEpochIsOverForEver(Run):
         self.fired += 1
         return self.used
 
-    def failed(self, workers: list[asyncio.Task[None]]) -> None:
-        """Nobody looks at workers that have nothing to do."""
-
 
 @seeded("trainer_run", "evaluates_a_step_late", caught_by=["trainer_evaluations"])
 class EvaluatesAStepLate(Run):
