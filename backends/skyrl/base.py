@@ -596,6 +596,7 @@ class SkyRLStack(VllmStack):
     async def start_trainer_run(self, request: messages.TrainerRunRequest) -> None:
         await self.end_trainer_run(messages.Empty())
         if not request.resumes:
+            Path(self.request.policies).mkdir(parents=True, exist_ok=True)
             self._checkpoints = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.request.policies))
         self._run = runs.Run(threaded=self.runs_in_threads)
         await self._run.start(self.cfg, self.client_of_a_run(), self.tokenizer, request, self._checkpoints)
