@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from fixtures.prompts import Prompts
 from harness.checks.client_lives import CONFIGURED
@@ -57,18 +57,35 @@ async def ask_as_configured(stack: Stack, prompts: Prompts) -> None:
     await stack.attempt(stack.chat_completion({**body, "messages": conversation}, label=CONFIGURED))
 
 
+TRUTH = {"type": "boolean"}
+VERDICT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"verdict": TRUTH, "because": TRUTH, "certain": TRUTH},
+    "required": ["verdict", "because", "certain"],
+    "additionalProperties": False,
+}
+"""Schema of three truth values, not in alphabetical order."""
+
+
 def in_a_shape(stack: Stack) -> dict[str, Any]:
-    """A body's fields for a JSON object of two truth values, not in alphabetical order, written without spaces."""
-    truth = {"type": "boolean"}
-    schema = {
-        "type": "object",
-        "properties": {"verdict": truth, "because": truth},
-        "required": ["verdict", "because"],
-        "additionalProperties": False,
-    }
-    shape = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}
+    """A body's fields for a JSON object of `VERDICT`, written without spaces."""
+    shape = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": VERDICT}}
     written = {str(token): 100.0 for token in stack.vocabulary.plain}
     return {"response_format": shape, "logit_bias": written, "max_tokens": 64, "ignore_eos": False}
+
+
+def has_to_call(stack: Stack, choice: Literal["required", "named"], *, cut: bool = False) -> dict[str, Any]:
+    """A chat's fields by which the model has to call a tool of `VERDICT`. It writes no spaces, and one call. `cut`: max_tokens ends the
+    answer within the call's arguments."""
+    name = "judge"
+    vocabulary = stack.vocabulary
+    written = {str(token): 50.0 for token in vocabulary.plain} | {str(vocabulary.characters["]"]): 100.0}
+    return {
+        "tools": [{"type": "function", "function": {"name": name, "parameters": VERDICT}}],
+        "tool_choice": choice if choice == "required" else {"type": "function", "function": {"name": name}},
+        "logit_bias": written,
+        "max_tokens": 40 if cut else 96,
+    }
 
 
 def sessions(n: int) -> list[SessionId]:

@@ -312,7 +312,29 @@ class Client:
         if unread := next((kind for message in said if (kind := self.unread(message)) is not None), None):
             return error_body(f"the model reads no parts of the type {unread}", 400)
         prompt = tokenizer.render([*map(self.as_rendered, said)], tools=self.tools(body))
-        return await self._answered(body, [prompt], "chat.completion")
+        if (tool := self.tool_to_call(body)) is None:
+            return await self._answered(body, [prompt], "chat.completion")
+        shape = {"type": "json_schema", "json_schema": {"name": tool["name"], "schema": tool["parameters"]}}
+        answer = await self._answered(body | {"response_format": shape}, [prompt], "chat.completion")
+        for choice in answer.get("choices", ()):
+            choice["message"] = self.calling(tool["name"], choice)
+        return answer
+
+    def tool_to_call(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The function that the model has to call (OpenAI API reference, tool_choice); None if it may answer."""
+        match body.get("tool_choice"):
+            case "required":
+                return dict(body["tools"][0]["function"])
+            case {"function": {"name": name}}:
+                return next(dict(one["function"]) for one in body["tools"] if one["function"]["name"] == name)
+            case _:
+                return None
+
+    def calling(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        """The message that calls a function with what the model wrote."""
+        function = {"name": name, "arguments": choice["message"]["content"]}
+        calls = [{"id": f"call_{choice['index']}", "type": "function", "function": function}]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
 
     def content_of(self, message: dict[str, Any]) -> Any:
         """The content of a user's message; None if it has none."""

@@ -254,19 +254,31 @@ class Endpoint:
         about = {name: answer[name] for name in ("id", "created", "model")}
         about["object"] = "chat.completion.chunk" if chat else "text_completion"
         for choice in answer["choices"]:
+            called = choice["message"].get("tool_calls") if chat else None
             text = choice["message"]["content"] if chat else choice["text"]
+            text = called[0]["function"]["arguments"] if called else text
             tokens = choice.get("token_ids")
             for last in (False, True):
                 part = text[len(text) // 2 :] if last else text[: len(text) // 2]
                 piece: dict[str, Any] = {"index": choice["index"], "finish_reason": None}
-                piece |= {"delta": {"content": part}} if chat else {"text": part}
+                piece |= {"delta": self.delta(called, part)} if chat else {"text": part}
                 if tokens is not None:
                     piece["token_ids"] = tokens[len(tokens) // 2 :] if last else tokens[: len(tokens) // 2]
                 if last:
-                    piece["finish_reason"] = choice["finish_reason"]
+                    piece["finish_reason"] = self.finish(choice)
                 yield {**about, "choices": [piece]}
         if with_usage:
             yield {**about, "choices": [], "usage": answer["usage"]}
+
+    def finish(self, choice: Json) -> str:
+        """Why a streamed choice ended."""
+        return str(choice["finish_reason"])
+
+    def delta(self, called: list[Json] | None, part: str) -> Json:
+        """A piece of a message's content, or of the arguments of the function that it calls."""
+        if not called:
+            return {"content": part}
+        return {"tool_calls": [{**called[0], "index": 0, "function": {**called[0]["function"], "arguments": part}}]}
 
 
 def described() -> Json:

@@ -112,6 +112,8 @@ class Request:
         """In 16 bits: the last node whose row was computed, and the row."""
         self.cached_tokens: int | None = None
         """Tokens of the prompt that came from the prefix cache when it was first read."""
+        self.shaped = False
+        """True once the answer is all that its shape allows."""
         self.done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
 
     @property
@@ -469,8 +471,10 @@ class Engine:
         """The next token of a request under its sampling parameters (vLLM documentation, SamplingParams)."""
         assert request.node is not None
         params, request.processed = request.params, None
-        if (shape := self.in_shape(params.get("response_format"))) is not None:
-            return [*tokenizer.VOCABULARY.spelled(shape), tokenizer.EOS][len(request.tokens)]
+        if (shape := self.in_shape(params.get("response_format") or params.get("structured_outputs"))) is not None:
+            rest = [*tokenizer.VOCABULARY.spelled(shape), tokenizer.EOS][len(request.tokens) :]
+            request.shaped = len(rest) == 1
+            return rest[0] if rest else self.beyond_the_shape(request)
         if self._dice is None and params.get("temperature", 1.0) == 0 and not any(map(params.get, RESHAPING)):
             return request.node.best
         row = self.row(request)
@@ -548,8 +552,14 @@ class Engine:
     def stops(self, request: Request) -> set[int]:
         return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})
 
+    def beyond_the_shape(self, _request: Request) -> int:
+        """A token after the last one that the shape allows: there is none."""
+        raise RuntimeError("an answer in a shape went on after its end")
+
     def ended(self, request: Request) -> Literal["stop", "length"] | None:
         """Why a request ends after its last token; None if it does not end."""
+        if request.shaped:
+            return self.ends_in_shape(request)
         params, answer = request.params, request.answer
         if len(request.tokens) >= (params.get("min_tokens") or 0):
             if answer[-1] in self.stops(request):
@@ -559,6 +569,10 @@ class Engine:
         if len(request.tokens) >= params.get("max_tokens", 16) or len(request.context) >= self.max_model_len:
             return "length"
         return None
+
+    def ends_in_shape(self, _request: Request) -> Literal["stop"] | None:
+        """Why an answer ends of which the last token is the only one that its shape allowed, and ends it."""
+        return "stop"
 
     def stop_string(self, request: Request) -> str | None:
         """The stop string that the text contains; None if it contains none."""

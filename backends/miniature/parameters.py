@@ -64,7 +64,7 @@ def no_grammar(response_format: Any) -> str | None:
 def in_shape(response_format: Any) -> str | None:
     """The one answer that a schema of truth values has here; None for other formats, which change nothing."""
     match response_format:
-        case {"json_schema": {"schema": {"properties": dict(fields)}}}:
+        case {"json_schema": {"schema": {"properties": dict(fields)}}} | {"json": {"properties": dict(fields)}}:
             return json.dumps(dict.fromkeys(fields, True), separators=(",", ":"))
         case _:
             return None

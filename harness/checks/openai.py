@@ -12,7 +12,7 @@ from harness.checks.base import Check, Evidence, Finding, concluded, together
 from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.recording import Call
 from harness.records.reference import Query
-from harness.records.wire import REQUEST_ID, header
+from harness.records.wire import REQUEST_ID, body_of, header
 
 Method = Literal["completion", "chat_completion"]
 OBJECT: dict[str, str] = {"completion": "text_completion", "chat_completion": "chat.completion"}
@@ -125,26 +125,32 @@ REQUEST_IDS = Check(
 
 def _fields(call: Call) -> list[str]:
     """The names of the fields of the JSON object that the call asks for; empty if it asks for none."""
-    match call.request["body"].get("response_format"):
-        case {"type": "json_schema", "json_schema": {"schema": {"properties": dict(fields)}}}:
+    asked = call.request["sampling_params"] if call.method == "generate" else call.request["body"]
+    match asked.get("response_format") or asked.get("structured_outputs"):
+        case {"json_schema": {"schema": {"properties": dict(fields)}}} | {"json": {"properties": dict(fields)}}:
             return [*fields]
         case _:
             return []
 
 
+def _texts(call: Call) -> list[str | None]:
+    if call.method == "generate":
+        return list((call.result or {}).get("responses") or ())
+    return [c["text"] if "text" in c else (c.get("message") or {}).get("content") for c in choices(call)]
+
+
 def _schema_order(evidence: Evidence) -> Finding:
-    methods = ("completion", "chat_completion")
+    methods = ("generate", "completion", "chat_completion")
     calls = [call for call in select(evidence, (), methods) if _fields(call)]
     found, facts, wrong = trouble(calls, (), methods), 0, list[tuple[str, dict[str, Any]]]()
     for call in answered(calls):
         asked = _fields(call)
-        for choice in choices(call):
+        for text in _texts(call):
             facts += 1
-            text = choice["text"] if "text" in choice else (choice.get("message") or {}).get("content")
             try:
                 got = [*json.loads(str(text))]
             except (TypeError, ValueError):
-                wrong.append((f"{call.method}() gave no JSON object for a schema", _shown(call)))
+                wrong.append((f"{call.method}() gave no JSON object for a schema", _shown(call) | {"text": text}))
                 continue
             if got != asked:
                 said = (
@@ -167,6 +173,63 @@ SCHEMA_ORDER = Check(
 """The fields of a structured answer are those of its schema, in its order. A reason before its verdict makes another answer."""
 
 
+CUT = "cut"
+"""Label of the chats whose call of a tool is longer than max_tokens."""
+
+
+def _cut_call(choice: dict[str, Any]) -> str | None:
+    """What is wrong with an answer that has to hold a part of a call; None if nothing is."""
+    said, ended = choice.get("message") or {}, choice.get("finish_reason")
+    if ended != "length":
+        return f"a call of a tool that max_tokens cut ended with {ended}"
+    made = [one.get("function") or {} for one in said.get("tool_calls") or ()]
+    left = [said.get("content"), *(one.get("name") or one.get("arguments") for one in made)]
+    return None if any(left) else "what the model wrote of a call before max_tokens is lost"
+
+
+def _whole_call(choice: dict[str, Any], tools: list[dict[str, Any]]) -> str | None:
+    """What is wrong with an answer that has to be the call of one of these tools; None if nothing is."""
+    said, ended = choice.get("message") or {}, choice.get("finish_reason")
+    if ended not in ("tool_calls", "stop"):
+        return f"a call of a tool ended with {ended}"
+    if not said.get("tool_calls"):
+        return "a model that had to call a tool called none"
+    if not all(isinstance(one.get("id"), str) and one["id"] for one in said["tool_calls"]):
+        return "a call of a tool has no id"
+    made = [one.get("function") or {} for one in said["tool_calls"]]
+    offered = {one["function"]["name"]: one["function"]["parameters"] for one in tools}
+    if any(one.get("name") not in offered for one in made):
+        return "a tool was called that the chat does not offer"
+    if any({*body_of(one.get("arguments") or "")} != {*offered[one["name"]]["properties"]} for one in made):
+        return "the arguments of a call are no JSON object of the tool's parameters"
+    return None
+
+
+def _tool_calls(evidence: Evidence) -> Finding:
+    calls = [c for c in select(evidence, (), ("chat_completion",)) if c.request["body"].get("tool_choice")]
+    found, facts, wrong = trouble(calls, (), ("chat_completion",)), 0, list[tuple[str, dict[str, Any]]]()
+    for call in answered(calls):
+        for choice in choices(call):
+            facts += 1
+            why = _cut_call(choice) if call.label == CUT else _whole_call(choice, call.request["body"]["tools"])
+            if why is not None:
+                wrong.append((why, _shown(call)))
+    return together([*([found] if found else []), concluded(facts, wrong)])
+
+
+TOOL_CALLS = Check(
+    name="tool_calls",
+    fault="a model that has to call a tool answers otherwise, or what it wrote of a call is lost",
+    next_step="compare the text that the engine wrote with the answer: the parser of the server's chats made one of the other",
+    source='OpenAI API reference, chat completions, tool_choice: "required means the model must call one or more tools"; '
+    'finish_reason: "length if the maximum number of tokens specified in the request was reached"; vLLM documentation, Tool Calling',
+    reads=Fact.ANSWERS | Fact.TEXT,
+    judge=_tool_calls,
+    queries=matching.queries,
+)
+"""The arguments of a call are those of its tool. Of a call that `CUT` names, the answer has what was written of it."""
+
+
 def _check(
     name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str, *, falsifies: Fact = NOTHING
 ) -> Check:
@@ -187,4 +250,5 @@ def _check(
 
 
 def _shown(call: Call) -> dict[str, Any]:
-    return {**call.named, "request": call.request["body"], "response": (call.result or {}).get("body")}
+    asked, got = call.request.get("body", call.request), call.result or {}
+    return {**call.named, "request": asked, "response": got.get("body", got)}

@@ -142,6 +142,8 @@ def _add(choice: dict[str, Any], piece: dict[str, Any]) -> None:
     if "delta" in piece:
         message = choice.setdefault("message", {"role": "assistant", "content": ""})
         message["content"] += piece["delta"].get("content") or ""
+        for call in piece["delta"].get("tool_calls") or ():
+            _add_call(message.setdefault("tool_calls", []), call)
     else:
         choice["text"] = choice.get("text", "") + (piece.get("text") or "")
     if piece.get("token_ids") is not None:
@@ -150,3 +152,14 @@ def _add(choice: dict[str, Any], piece: dict[str, Any]) -> None:
         kept = choice.setdefault("logprobs", {})
         kept[name] = (kept.get(name) or []) + values if isinstance(values, list) else kept.get(name)
     choice["finish_reason"] = piece.get("finish_reason") or choice.get("finish_reason")
+
+
+def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
+    """Append one chunk's piece of a call of a tool. `index` says of which one; id, type and name come once, arguments in parts."""
+    at = piece.get("index") or 0
+    while len(calls) <= at:
+        calls.append({"function": {"arguments": ""}})
+    function = piece.get("function") or {}
+    calls[at] |= {name: piece[name] for name in ("id", "type") if piece.get(name)}
+    calls[at]["function"] |= {"name": function["name"]} if function.get("name") else {}
+    calls[at]["function"]["arguments"] += function.get("arguments") or ""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from fixtures.prompts import Prompts
 from harness.checks.errors import names_error, returns_error
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.openai import REQUEST_IDS, SCHEMA_ORDER, envelope, usage
+from harness.checks.openai import CUT, REQUEST_IDS, SCHEMA_ORDER, TOOL_CALLS, envelope, usage
 from harness.checks.stopping import ends_as_asked
 from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
-from scenarios.requests import EVERYWHERE, in_a_shape
+from scenarios.requests import EVERYWHERE, has_to_call, in_a_shape
 
 CHAT = {Capability.CHAT_COMPLETION}
 METHODS = ("chat_completion",)
@@ -120,6 +120,26 @@ async def test_a_chat_that_offers_tools(stack: Stack, prompts: Prompts) -> None:
     for messages in prompts.conversations(2):
         asked = body(stack, messages, tools=[tool(COUNT)], tool_choice="auto", return_token_ids=False)
         await stack.chat_completion(asked)
+
+
+@variants(
+    {
+        "test_a_call_that_is_required": {"choice": "required", "cut": False},
+        "test_a_call_of_a_named_tool": {"choice": "named", "cut": False},
+        "test_a_required_call_that_is_cut": {"choice": "required", "cut": True},
+        "test_a_named_call_that_is_cut": {"choice": "named", "cut": True},
+    },
+    task=0,
+    promise="a model that has to call a tool calls it, and what max_tokens leaves of a call is in the answer",
+    needs=CHAT,
+    checks=[TOOL_CALLS],
+)
+async def a_call(stack: Stack, prompts: Prompts, *, choice: Literal["required", "named"], cut: bool) -> None:
+    """OpenAI API reference, chat completions, tool_choice; vLLM documentation, Tool Calling: Required Function Calling, Named Function
+    Calling."""
+    asked = {"ignore_eos": False, "return_token_ids": False, **has_to_call(stack, choice, cut=cut)}
+    for messages in prompts.conversations(2):
+        await stack.chat_completion(body(stack, messages, **asked), label=CUT if cut else None)
 
 
 @variants(

@@ -6,13 +6,14 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.base import Check
+from harness.checks.openai import SCHEMA_ORDER
 from harness.checks.stopping import Cause, ends_as_asked, stop_text
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.vocabulary import PAIR
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
-from scenarios.requests import meets_a_stop_string
+from harness.suite.scenario import scenario, variants
+from scenarios.requests import VERDICT, in_a_shape, meets_a_stop_string
 
 
 def ends_by(*causes: Cause, label: str | None = None) -> Check:
@@ -112,3 +113,28 @@ async def test_two_stop_strings_within_a_token(stack: Stack, prompts: Prompts) -
         for included in (False, True):
             body = {"model": stack.model_name, "prompt": prompts.unique(8), "return_token_ids": True, **asked}
             await stack.completion(body | {"stop": stop, "include_stop_str_in_output": included})
+
+
+@variants(
+    {
+        "test_min_tokens_beyond_a_structured_answer": {"method": "generate"},
+        "test_min_tokens_beyond_a_structured_completion": {"method": "completion"},
+        "test_min_tokens_beyond_a_structured_chat": {"method": "chat_completion"},
+    },
+    task=0,
+    promise="min_tokens adds nothing to an answer that its schema has ended",
+    checks=[SCHEMA_ORDER],
+)
+async def min_tokens_beyond_a_schema(stack: Stack, prompts: Prompts, *, method: str) -> None:
+    """vLLM documentation, Structured Outputs: "The output will exactly follow the context free grammar", here a JSON schema's, which
+    leaves nothing but the end after the object; SamplingParams.min_tokens."""
+    asked = {**in_a_shape(stack), "temperature": 0, "min_tokens": 60}
+    if method == "generate":
+        del asked["response_format"]
+        await stack.generate(prompts.unique(2), **asked, structured_outputs={"json": VERDICT})
+    elif method == "completion":
+        for prompt in prompts.unique(2):
+            await stack.completion({"model": stack.model_name, "prompt": prompt, **asked})
+    else:
+        for messages in prompts.conversations(2):
+            await stack.chat_completion({"model": stack.model_name, "messages": messages, **asked})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 from fixtures.openai_client import openai_client, unless_refused
 from fixtures.prompts import Prompts
 from harness.checks.errors import answered_or_named, names_error, returns_error
 from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
-from harness.checks.openai import REQUEST_IDS, envelope, usage
+from harness.checks.openai import CUT, REQUEST_IDS, TOOL_CALLS, envelope, usage
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
@@ -18,7 +18,8 @@ from harness.checks.wire import LOGPROBS, STATUS, STREAMS, answered
 from harness.contract.capability import Capability
 from harness.contract.messages import GymRequest, HttpRequest
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
+from scenarios.requests import has_to_call
 
 ENDPOINT = {Capability.HTTP_ENDPOINT}
 STREAMING = {Capability.HTTP_ENDPOINT, Capability.HTTP_STREAMING}
@@ -119,6 +120,26 @@ async def test_several_choices_of_a_chat(stack: Stack, prompts: Prompts) -> None
     """OpenAI API reference, chat completions: "n"."""
     async with openai_client(stack) as client:
         await chat(stack, client, prompts.conversations(1)[0], n=3, temperature=1.0)
+
+
+@variants(
+    {
+        "test_a_required_call_as_a_stream": {"choice": "required", "cut": False},
+        "test_a_named_call_as_a_stream": {"choice": "named", "cut": False},
+        "test_a_required_call_that_is_cut_as_a_stream": {"choice": "required", "cut": True},
+        "test_a_named_call_that_is_cut_as_a_stream": {"choice": "named", "cut": True},
+    },
+    task=7,
+    promise="the call of a tool comes as a stream as it comes whole, and so does what max_tokens leaves of it",
+    needs=STREAMING,
+    checks=[STATUS, STREAMS, TOOL_CALLS],
+)
+async def a_streamed_call(stack: Stack, prompts: Prompts, *, choice: Literal["required", "named"], cut: bool) -> None:
+    """OpenAI API reference, chat completions: tool_choice, stream; vLLM documentation, Tool Calling."""
+    asked = {"extra_body": {}, "stream": True, **has_to_call(stack, choice, cut=cut)}
+    async with openai_client(stack, label=CUT if cut else None) as client:
+        for messages in prompts.conversations(2):
+            await chat(stack, client, messages, **asked)
 
 
 @scenario(

@@ -7,12 +7,14 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from backends.miniature import tokenizer
 from backends.miniature.client import Client, error_body
-from backends.miniature.engine import BadRequest, Engine, EngineDead, Output
+from backends.miniature.endpoint import Endpoint
+from backends.miniature.engine import BadRequest, Engine, EngineDead, Output, Request
 from backends.miniature.faults.registry import REFUSED, seeded
 from backends.miniature.interface import Interface, plain
 from harness.contract.faults import ROWS, Fact
@@ -295,3 +297,48 @@ class TellsAServerInVain(Client):
         self.engines[0].tell("refusal", method="POST", path="/done", status=404)
         self.fired += 1
         return answer
+
+
+@seeded("goes_on_after_a_shape", caught_by=["schema_order"], corrupts=Fact.TEXT | Fact.ANSWERS)
+class GoesOnAfterAShape(Engine):
+    """min_tokens keeps a structured answer going after its end."""
+
+    def ends_in_shape(self, request: Request) -> Literal["stop"] | None:
+        if len(request.tokens) >= (request.params.get("min_tokens") or 0):
+            return super().ends_in_shape(request)
+        self.fired += 1
+        return None
+
+    def beyond_the_shape(self, request: Request) -> int:
+        request.shaped = True
+        return tokenizer.VOCABULARY.plain[0]
+
+
+@seeded("calls_of_tools", "answered_in_text", caught_by=["tool_calls"], corrupts=Fact.ANSWERS | Fact.TEXT)
+class AnsweredInText(Client):
+    """A model that has to call a tool may answer."""
+
+    def tool_to_call(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        self.fired += super().tool_to_call(body) is not None
+        return None
+
+
+@seeded("calls_of_tools", "lost_when_cut", caught_by=["tool_calls"], corrupts=Fact.ANSWERS | Fact.TEXT)
+class LostWhenCut(Client):
+    """A call that max_tokens cut is no JSON, and is dropped."""
+
+    def calling(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        if choice["finish_reason"] != "length":
+            return super().calling(name, choice)
+        self.fired += 1
+        return {"role": "assistant", "content": ""}
+
+
+@seeded("calls_of_tools", "a_stream_is_never_cut", caught_by=["tool_calls"], corrupts=Fact.ANSWERS)
+class AStreamIsNeverCut(Endpoint):
+    """A stream of a call ends with "tool_calls", also if max_tokens cut it."""
+
+    def finish(self, choice: dict[str, Any]) -> str:
+        called = "tool_calls" in choice.get("message", ())
+        self.fired += called
+        return "tool_calls" if called else super().finish(choice)
