@@ -75,8 +75,8 @@ def in_a_shape(stack: Stack) -> dict[str, Any]:
 
 
 def has_to_call(stack: Stack, choice: Literal["required", "named"], *, cut: bool = False) -> dict[str, Any]:
-    """A chat's fields by which the model has to call a tool of `VERDICT`. It writes no spaces, and one call. `cut`: max_tokens ends the
-    answer within the call's arguments."""
+    """A chat's fields by which the model has to call a tool of `VERDICT`. It writes no spaces, and one call. `cut`: max_tokens ends
+    the answer within the call's arguments."""
     name = "judge"
     vocabulary = stack.vocabulary
     written = {str(token): 50.0 for token in vocabulary.plain} | {str(vocabulary.characters["]"]): 100.0}
