@@ -144,7 +144,10 @@ class Run:
             prompts=[],
             env_extras=[],
             max_turns=request.max_turns,
-            sampling_params={"max_tokens": request.max_tokens},
+            sampling_params={
+                "max_tokens": request.max_tokens,
+                "logprobs": configured.generator.sampling_params.logprobs,
+            },
         )
         trainer = _driven(shipped.FullyAsyncRayPPOTrainer, self)(
             cfg=configured,
