@@ -212,7 +212,7 @@ class Client:
         if self.model != MODEL:
             raise BadRequest(f"the model {self.model} does not exist")
         async with self.slot():
-            return await self.router.generate(session, prompt, params, **more)
+            return await self.over_a_connection(session, prompt, params, **more)
 
     def slot(self) -> AbstractAsyncContextManager[Any]:
         """What a request holds while it is in flight: one of the slots that all calls share."""
@@ -228,6 +228,20 @@ class Client:
             response_logprobs=[None if row.logprobs is None else [*row.logprobs] for row in rows] if asked else None,
             routed_experts=[row.experts for row in rows],
         )
+
+    async def over_a_connection(
+        self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
+    ) -> Output:
+        """Send a request to the router, over another connection if the first one had gone stale (RFC 9112, 9.3.1)."""
+        try:
+            return await self.router.generate(session, prompt, params, **more)
+        except HopBroken as e:
+            if not self.asks_again(e):
+                raise
+            return await self.router.generate(session, prompt, params, **more)
+
+    def asks_again(self, error: HopBroken) -> bool:
+        return error.untaken
 
     async def sample(self, request: SampleRequest) -> Generation:
         """SkyRL #934: independent continuations on one server, seeded with seed + i as vLLM seeds its n choices."""

@@ -45,6 +45,8 @@ class HopBroken(ConnectionError):
         kept, at = fault.connection == "kept", f" at {server}" if server else ""
         super().__init__(f"{fault.status}: {BROKEN_HOP_SAYS}{at}" if kept else f"connection {fault.connection}{at}")
         self.status = fault.status if kept else None
+        self.untaken = fault.hop == "router" and fault.moment == "before" and not kept
+        """True if the client's own connection broke before the router took the request."""
 
 
 class Router:

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import PAUSE_STATES
 from harness.checks.hops import AFTER, BROKEN, BROKEN_CONTROL, BROKEN_HOPS
+from harness.checks.liveness import ALL_COMPLETE
 from harness.contract.capability import Capability
 from harness.contract.messages import HopFault, HopForm
 from harness.driving.stack import Stack
@@ -81,6 +82,28 @@ async def every_fault(stack: Stack, prompts: Prompts, *, hop: Literal["router", 
     """SkyRL #904: requests are proxied to one server. RemoteInferenceClient._post: client errors will not succeed on retry."""
     for fault in stack.within_budget(FAULTS):
         await stack.break_hop(HopFault(hop=hop, **fault))
+        await stack.attempt(send(stack, prompts.one(), BROKEN))
+        await stack.break_hop(None)
+        for prompt in prompts.unique(PLAIN):
+            await stack.attempt(send(stack, prompt, AFTER))
+
+
+@variants(
+    {
+        "test_generate_over_a_stale_connection": {"send": by_generate, "needs": ROUTER},
+        "test_sample_over_a_stale_connection": {"send": by_sample, "needs": {*ROUTER, Capability.SAMPLE}},
+        "test_completion_over_a_stale_connection": {"send": by_completion, "needs": {*ROUTER, Capability.COMPLETION}},
+        "test_chat_over_a_stale_connection": {"send": by_chat, "needs": {*ROUTER, Capability.CHAT_COMPLETION}},
+    },
+    task=0,
+    promise="a request whose connection to the router had gone stale goes over another one, and is answered once",
+    checks=[BROKEN_HOPS, ALL_COMPLETE],
+)
+async def a_stale_connection(stack: Stack, prompts: Prompts, *, send: Ask) -> None:
+    """RFC 9112, 9.3.1: connections that are kept may be closed at any time; SkyRL, RemoteInferenceClient._post: "POST with retry +
+    backoff on transient connection errors". No server has taken the request yet."""
+    for how in ("closed", "reset"):
+        await stack.break_hop(HopFault(hop="router", connection=how))
         await stack.attempt(send(stack, prompts.one(), BROKEN))
         await stack.break_hop(None)
         for prompt in prompts.unique(PLAIN):

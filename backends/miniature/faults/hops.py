@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import HopBroken, Router
@@ -169,3 +170,12 @@ class ControlErrorLasts(Router):
         except HopBroken as e:
             self._last = e
             raise
+
+
+@seeded("hop_error_not_repeated", caught_by=["all_complete"])
+class StaleConnectionFails(Client):
+    """A request that meets a connection which had gone stale fails."""
+
+    def asks_again(self, error: HopBroken) -> bool:
+        self.fired += super().asks_again(error)
+        return False
