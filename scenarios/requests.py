@@ -57,19 +57,24 @@ async def ask_as_configured(stack: Stack, prompts: Prompts) -> None:
     await stack.attempt(stack.chat_completion({**body, "messages": conversation}, label=CONFIGURED))
 
 
-TRUTH = {"type": "boolean"}
-VERDICT: dict[str, Any] = {
-    "type": "object",
-    "properties": {"verdict": TRUTH, "because": TRUTH, "certain": TRUTH},
-    "required": ["verdict", "because", "certain"],
-    "additionalProperties": False,
-}
-"""Schema of three truth values, not in alphabetical order."""
+def truths(*fields: str) -> dict[str, Any]:
+    """Schema of an object of truth values, all of which are required."""
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(fields, {"type": "boolean"}),
+        "required": [*fields],
+        "additionalProperties": False,
+    }
 
 
-def in_a_shape(stack: Stack) -> dict[str, Any]:
-    """A body's fields for a JSON object of `VERDICT`, written without spaces."""
-    shape = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": VERDICT}}
+VERDICT = truths("because", "certain", "verdict")
+UNSORTED = truths("verdict", "because")
+"""Its fields are not in alphabetical order."""
+
+
+def in_a_shape(stack: Stack, schema: dict[str, Any] = VERDICT) -> dict[str, Any]:
+    """A body's fields for a JSON object of this schema, written without spaces."""
+    shape = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}
     written = {str(token): 100.0 for token in stack.vocabulary.plain}
     return {"response_format": shape, "logit_bias": written, "max_tokens": 64, "ignore_eos": False}
 
@@ -84,7 +89,7 @@ def has_to_call(stack: Stack, choice: Literal["required", "named"], *, cut: bool
         "tools": [{"type": "function", "function": {"name": name, "parameters": VERDICT}}],
         "tool_choice": choice if choice == "required" else {"type": "function", "function": {"name": name}},
         "logit_bias": written,
-        "max_tokens": 40 if cut else 96,
+        "max_tokens": 40 if cut else 160,
     }
 
 

@@ -133,9 +133,11 @@ def _fields(call: Call) -> list[str]:
             return []
 
 
-def _texts(call: Call) -> list[str | None]:
+def _texts(evidence: Evidence, call: Call) -> list[str | None]:
+    """The texts of a call's answers, without the end of sequence that a stack may decode."""
     if call.method == "generate":
-        return list((call.result or {}).get("responses") or ())
+        end = evidence.header.vocabulary.named.get("eos_token", "")
+        return [text.removesuffix(end) for text in (call.result or {}).get("responses") or ()]
     return [c["text"] if "text" in c else (c.get("message") or {}).get("content") for c in choices(call)]
 
 
@@ -145,7 +147,7 @@ def _schema_order(evidence: Evidence) -> Finding:
     found, facts, wrong = trouble(calls, (), methods), 0, list[tuple[str, dict[str, Any]]]()
     for call in answered(calls):
         asked = _fields(call)
-        for text in _texts(call):
+        for text in _texts(evidence, call):
             facts += 1
             try:
                 got = [*json.loads(str(text))]

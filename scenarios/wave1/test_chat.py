@@ -15,7 +15,7 @@ from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
-from scenarios.requests import EVERYWHERE, has_to_call, in_a_shape
+from scenarios.requests import EVERYWHERE, UNSORTED, has_to_call, in_a_shape
 
 CHAT = {Capability.CHAT_COMPLETION}
 METHODS = ("chat_completion",)
@@ -235,7 +235,7 @@ async def test_a_part_that_the_model_cannot_read(stack: Stack, prompts: Prompts)
 async def test_fields_in_the_order_of_the_schema(stack: Stack, prompts: Prompts) -> None:
     """OpenAI documentation, Structured Outputs; vLLM documentation, Structured Outputs: response_format."""
     for messages in prompts.conversations(2):
-        asked = body(stack, messages, **in_a_shape(stack))
+        asked = body(stack, messages, **in_a_shape(stack, UNSORTED))
         await stack.chat_completion(asked)
 
 

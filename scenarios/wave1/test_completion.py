@@ -14,7 +14,7 @@ from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import in_a_shape
+from scenarios.requests import UNSORTED, in_a_shape
 
 COMPLETION = {Capability.COMPLETION}
 METHODS = ("completion",)
@@ -153,4 +153,4 @@ async def test_no_partial_success(stack: Stack, prompts: Prompts) -> None:
 async def test_fields_in_the_order_of_the_schema(stack: Stack, prompts: Prompts) -> None:
     """OpenAI documentation, Structured Outputs; vLLM documentation, Structured Outputs: response_format."""
     for prompt in prompts.unique(2):
-        await stack.completion(body(stack, prompt, **in_a_shape(stack)))
+        await stack.completion(body(stack, prompt, **in_a_shape(stack, UNSORTED)))
