@@ -61,7 +61,7 @@ def truths(*fields: str) -> dict[str, Any]:
     """Schema of an object of truth values, all of which are required."""
     return {
         "type": "object",
-        "properties": dict.fromkeys(fields, {"type": "boolean"}),
+        "properties": {name: {"type": "boolean"} for name in fields},
         "required": [*fields],
         "additionalProperties": False,
     }
