@@ -63,6 +63,25 @@ async def test_a_misspelt_parameter(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=10,
+    promise="a request for the experts from its prompt's end on is answered, or refused by name",
+    needs=NEEDS,
+    checks=[answered_or_named("from the end", "routed_experts_prompt_start"), greedy("after")],
+    topologies=["moe"],
+    deadline_s=60,
+    spoils=True,
+)
+async def test_experts_from_the_prompts_end_on(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.routed_experts_prompt_start: a later turn of a conversation leaves out the tokens whose
+    experts are known already, which may be all of its prompt. It spoils a stack whose engine it ends."""
+    stack.spoil("experts from a place that its engine does not know")
+    prompt = prompts.one()
+    asked = {**ANSWER, "routed_experts_prompt_start": len(prompt)}
+    await stack.attempt(stack.generate([prompt], label="from the end", **asked))
+    await stack.attempt(stack.generate(prompts.unique(4), label="after", **ANSWER))
+
+
+@scenario(
+    task=10,
     promise="each sample comes with the experts of each token that was fed to the model",
     needs=NEEDS | {Capability.SAMPLE},
     checks=[routed_experts(), ALL_COMPLETE],

@@ -237,6 +237,17 @@ class StopTokenCrashes(Engine):
             self.fired += 1
 
 
+@seeded("crash", "experts_of_nothing", caught_by=["errors.refused", "tokens.greedy"])
+class ExpertsOfNothingCrash(Engine):
+    """A request for the experts from its prompt's end on ends its engine."""
+
+    async def generate(self, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if params.get("routed_experts_prompt_start", 0) >= len(prompt):
+            self.fired += 1
+            self.die(IndexError("a place beyond the prompt"))
+        return await super().generate(prompt, params, **more)
+
+
 @seeded("crash", "whole_stack", caught_by=["driven"])
 class ProcessDies(Engine):
     """A process that the stack needs dies after a hundred steps of an engine."""
