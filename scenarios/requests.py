@@ -89,7 +89,7 @@ def has_to_call(stack: Stack, choice: Literal["required", "named"], *, cut: bool
         "tools": [{"type": "function", "function": {"name": name, "parameters": VERDICT}}],
         "tool_choice": choice if choice == "required" else {"type": "function", "function": {"name": name}},
         "logit_bias": written,
-        "max_tokens": 40 if cut else 160,
+        "max_tokens": 40 if cut else 120,
     }
 
 
