@@ -267,7 +267,12 @@ class Client:
 
     async def tinker_sample(self, request: SampleRequest) -> Generation:
         """SkyRL, SkyRLTrainBackend.sample: each sample is a request of its own, seeded as vLLM seeds its n choices. The first one of
-        them has the prompt's numbers."""
+        them has the prompt's numbers. If they are forwarded, they are one request."""
+        if request.forwarded:
+            whole = await self.sample(request)
+            if "abort" in whole.stop_reasons:
+                self.refuse_parts()
+            return whole
         each = [
             msgspec.structs.replace(
                 request,

@@ -21,7 +21,7 @@ from unittest import mock
 
 import httpx
 
-from backends.skyrl import endpoint, entry, lives
+from backends.skyrl import endpoint, entry, forwarding, lives
 from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack
 from backends.skyrl.forked import ForkedServers, WithoutSockets, warm_up
 from backends.skyrl.remote import RemoteServers
@@ -85,6 +85,7 @@ class HttpStack(SkyRLStack):
         self._beside: list[Any] = []
         """Routers beside the first."""
         self._proxy = ""
+        self._forwarding: forwarding.Forwarding | None = None
         """URL of the first router, or of its tap."""
         self._around: tuple[str, list[str]]
         """URL of router and servers through the taps."""
@@ -346,6 +347,8 @@ class HttpStack(SkyRLStack):
     async def _stop_engines(self) -> None:
         if self._single is not None:
             await self._single.aclose()
+        if self._forwarding is not None:
+            await self._forwarding.close()
         for client in (*self._left_behind, *self.adapters.clients.values(), self.client):
             if client is not None:
                 await client.teardown()
@@ -450,7 +453,15 @@ class HttpStack(SkyRLStack):
         engine.external_proxy_url, engine.external_server_urls = self._proxy, list(self._servers_of_client)
         return nullcontext()
 
+    async def _forwarded(self, request: messages.SampleRequest) -> messages.Generation:
+        if self._forwarding is None:
+            model = str(self.cfg.trainer.policy.model.path)
+            self._forwarding = await asyncio.to_thread(forwarding.Forwarding, self._proxy, model)
+        return await self._forwarding.sample(request)
+
     async def sample(self, request: messages.SampleRequest) -> messages.Generation:
+        if request.forwarded:
+            return await self._forwarded(request)
         if request.tinker is not None:
             return await self.tinker_sample(request)
         names = {} if request.as_given else TINKER_NAMES

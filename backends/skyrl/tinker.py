@@ -5,13 +5,11 @@ Written for skyrl 0.1.0 to 0.4.0.
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import importlib.util
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from backends.skyrl.source import taken
 from harness.contract import messages
 from harness.driving import raw
 
@@ -111,12 +109,4 @@ def _prepares() -> Any:
     """SkyRL's function that makes a batch of requests, out of its module's source."""
     from skyrl.tinker import types
 
-    found = importlib.util.find_spec(ENGINE)
-    assert found is not None, f"SkyRL has no {ENGINE}"
-    assert found.origin is not None, f"{ENGINE} is no file"
-    tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
-    of_module = ast.parse("from __future__ import annotations")
-    of_module.body += [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == PREPARES]
-    names: dict[str, Any] = {"types": types}
-    exec(compile(of_module, found.origin, "exec"), names)
-    return names[PREPARES]
+    return taken(ENGINE, [PREPARES], {"types": types})[PREPARES]

@@ -225,8 +225,10 @@ def _judge_sessionless_spread(evidence: Evidence) -> Finding:
     of_prompt: dict[tuple[int, ...] | None, set[tuple[int, int]]] = defaultdict(set)
     for row, servers in _placed(evidence):
         if row.session is None:
-            # The samples of one call share a server (SkyRL #934: one engine is selected per call). Tinker's are requests of their own.
-            as_one = row.call.method == "sample" and row.call.request.get("tinker") is None
+            # The samples of one call share a server (SkyRL #934: one engine is selected per call). Those of Tinker's backend are
+            # requests of their own.
+            asked = row.call.request
+            as_one = row.call.method == "sample" and (asked.get("tinker") is None or asked.get("forwarded", False))
             unit = (row.call.id, 0 if as_one else row.index)
             units[unit].update(servers)
             of_prompt[row.prompt].add(unit)

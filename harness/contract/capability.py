@@ -23,6 +23,9 @@ class Capability(StrEnum):
     """sample() returns the log-probabilities of the prompt's own tokens. SkyRL, RemoteInferenceClient.sample."""
     TINKER = "tinker"
     """sample(tinker=…): SkyRL's backend of the Tinker API samples over the stack's engines. SkyRL, SkyRLTrainBackend.sample."""
+    FORWARDED_TINKER = "forwarded_tinker"
+    """sample(tinker=…, forwarded=True): the Tinker API's process sends samples to the router by itself. SkyRL 0.3.0,
+    SkyRLTrainInferenceForwardingClient."""
     CHAT_COMPLETION = "chat_completion"
     """chat_completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.chat_completion."""
     COMPLETION = "completion"

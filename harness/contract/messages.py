@@ -113,6 +113,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     tinker: Literal["policy", "base model"] | None = None
     """Sample from this through SkyRL's backend of the Tinker API, in place of the client. There each sample is a request of its own,
     and always has log-probabilities."""
+    forwarded: bool = False
+    """With `tinker`: the process of the Tinker API sends the samples to the router by itself, as one request for all of them."""
 
 
 class OpenAIRequest(Message, frozen=True, kw_only=True):
@@ -1224,7 +1226,7 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
         case "other_stack" if request.get("wrong") is None:
             found.add(Capability.STACK_ENDS)
         case "sample" if request.get("tinker") is not None:
-            return frozenset({Capability.TINKER})
+            return frozenset({Capability.FORWARDED_TINKER if request.get("forwarded") else Capability.TINKER})
         case "sync_weights":
             found |= _OF_LAYOUTS[request.get("layout", "single")]
         case "http" if request.get("server"):

@@ -159,14 +159,15 @@ class Calls(ABC):
         stop: list[str] | None = None,
         stop_token_ids: list[int] | None = None,
         of: Literal["policy", "base model"] = "policy",
+        forwarded: bool = False,
         session_id: str | None = None,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
         image: str | None = None,
         label: str | None = None,
     ) -> messages.Generation:
-        """As `sample`, through SkyRL's backend of the Tinker API, whose requests have no other parameters. `session_id` names one
-        request of a sampling session."""
+        """As `sample`, through SkyRL's backend of the Tinker API, whose requests have no other parameters, or `forwarded` by the API's
+        process. `session_id` names one request of a sampling session."""
         params = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature, "logprobs": 0}
         stops = {"stop": stop, "stop_token_ids": stop_token_ids}
         request = messages.SampleRequest(
@@ -177,7 +178,8 @@ class Calls(ABC):
             prompt_logprobs=prompt_logprobs,
             topk_prompt_logprobs=topk_prompt_logprobs,
             image=image,
-            tinker=of,
+            tinker="base model" if forwarded else of,
+            forwarded=forwarded,
         )
         return await self._call("sample", request, messages.Generation, label)
 

@@ -1,0 +1,32 @@
+"""Parts of SkyRL's modules that import what no environment here has, such as a database: taken out of their source, as released."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+
+def taken(module: str, names: Collection[str], given: dict[str, Any]) -> dict[str, Any]:
+    """The classes, functions and constants of these names, executed over `given`, which has what the module imports for them."""
+    found = importlib.util.find_spec(module)
+    assert found is not None, f"SkyRL has no {module}"
+    assert found.origin is not None, f"{module} is no file"
+    tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+    of_module = ast.parse("from __future__ import annotations")
+    of_module.body += [one for one in tree.body if _name_of(one) in names]
+    space = {**given, "__name__": module}
+    exec(compile(of_module, found.origin, "exec"), space)
+    return space
+
+
+def _name_of(statement: ast.stmt) -> str | None:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return name
+        case _:
+            return None
