@@ -82,6 +82,16 @@ def test_deltas_and_log_probabilities_are_put_together():
     assert found["choices"][0]["logprobs"] == {"content": [{"logprob": -1}, {"logprob": -2}]}
 
 
+def test_pieces_of_a_call_are_put_together():
+    def piece(**call: Any) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, **call}]}}]}
+
+    begun = piece(id="call_1", type="function", function={"name": "now", "arguments": ""})
+    found = streamed(events(begun, *(piece(function={"arguments": part}) for part in ('{"at', '": 1}'))))
+    (called,) = found["choices"][0]["message"]["tool_calls"]
+    assert called == {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"at": 1}'}}
+
+
 def test_status_and_body_agree():
     error = {"error": {"message": "no", "type": "NotFoundError", "code": 404}}
     assert traces.judge(STATUS, call({}, json.dumps(BODY)), call({}, json.dumps(error), 404)).status == "pass"
