@@ -107,7 +107,8 @@ def _requests() -> dict[str, Any]:
 
     given = {name: getattr(pydantic, name) for name in ("Base64Bytes", "BaseModel", "Discriminator", "Field", "Tag")}
     given |= {"model_validator": pydantic.model_validator, "HTTPException": HTTPException, "random": random}
-    return taken(API, OF_REQUESTS, {**given, "types": types, "Annotated": Annotated, "Any": Any, "Literal": Literal})
+    given |= {"types": types, "Annotated": Annotated, "Any": Any, "Literal": Literal}
+    return taken(API, OF_REQUESTS, given, hints_matter=True)
 
 
 def _client_of(proxy_url: str) -> Any:
