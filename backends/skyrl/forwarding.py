@@ -76,7 +76,7 @@ class Forwarding:
             stop_reasons=[one.stop_reason for one in found.sequences],
             response_logprobs=[list(one.logprobs) for one in found.sequences],
             prompt_logprobs=found.prompt_logprobs,
-            topk_prompt_logprobs=found.topk_prompt_logprobs,
+            topk_prompt_logprobs=getattr(found, "topk_prompt_logprobs", None),
         )
 
     async def close(self) -> None:

@@ -168,7 +168,7 @@ class Calls(ABC):
     ) -> messages.Generation:
         """As `sample`, through SkyRL's backend of the Tinker API, whose requests have no other parameters, or `forwarded` by the API's
         process. `session_id` names one request of a sampling session."""
-        params = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature, "logprobs": 0}
+        params = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature, "logprobs": int(forwarded)}
         stops = {"stop": stop, "stop_token_ids": stop_token_ids}
         request = messages.SampleRequest(
             prompt_token_ids=prompt,
