@@ -84,7 +84,8 @@ def has_to_call(stack: Stack, choice: Literal["required", "named"], *, cut: bool
     the answer within the call's arguments."""
     name = "judge"
     vocabulary = stack.vocabulary
-    written = {str(token): 50.0 for token in vocabulary.plain} | {str(vocabulary.characters["]"]): 100.0}
+    written = dict.fromkeys(map(str, vocabulary.plain), 50.0)
+    written |= {str(end): 100.0 for end in (vocabulary.characters["]"], vocabulary.eos)}
     return {
         "tools": [{"type": "function", "function": {"name": name, "parameters": VERDICT}}],
         "tool_choice": choice if choice == "required" else {"type": "function", "function": {"name": name}},

@@ -95,6 +95,8 @@ class Client:
         """Folder of trained policy versions."""
         self.without_tokenizer = False
         self.recommended: Mapping[str, float] = tokenizer.VOCABULARY.sampling
+        self.begins_texts = False
+        """True if the tokenizer begins a text with a token of its own, as that of Llama does."""
         """Sampling parameters that the checkpoint recommends."""
         self.takes_adapters = False
         """True if engines take adapters, so that no sync brings the base model back."""
@@ -318,7 +320,9 @@ class Client:
         single = isinstance(given, str) or all(isinstance(token, int) for token in given)
         if not all(isinstance(row, str | list) for row in ([given] if single else given)):
             return error_body("a prompt is a text or a list of tokens", 400)
-        prompts = [tokenizer.encode(p) if isinstance(p, str) else p for p in ([given] if single else given)]
+        asked = body.get("add_special_tokens")
+        special = True if asked is None else asked
+        prompts = [self.encoded(p, special) if isinstance(p, str) else p for p in ([given] if single else given)]
         return await self._answered(body, prompts, "text_completion")
 
     async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -330,7 +334,7 @@ class Client:
             return error_body("a user's message needs a content", 400)
         if unread := next((kind for message in said if (kind := self.unread(message)) is not None), None):
             return error_body(f"the model reads no parts of the type {unread}", 400)
-        prompt = tokenizer.render([*map(self.as_rendered, said)], tools=self.tools(body))
+        prompt = self.rendered([*map(self.as_rendered, said)], body)
         if (tool := self.tool_to_call(body)) is None:
             return await self._answered(body, [prompt], "chat.completion")
         shape = {"type": "json_schema", "json_schema": {"name": tool["name"], "schema": tool["parameters"]}}
@@ -338,6 +342,10 @@ class Client:
         for choice in answer.get("choices", ()):
             choice["message"] = self.calling(tool["name"], choice)
         return answer
+
+    def rendered(self, messages: list[dict[str, Any]], body: dict[str, Any]) -> list[int]:
+        """The prompt of a chat."""
+        return tokenizer.render(messages, tools=self.tools(body))
 
     def tool_to_call(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The function that the model has to call (OpenAI API reference, tool_choice); None if it may answer."""
@@ -477,8 +485,12 @@ class Client:
         """The prompt of a conversation."""
         return tokenizer.render([dict(one) for one in messages])
 
-    def tokenize(self, texts: list[str]) -> list[list[int]]:
-        return [tokenizer.encode(text) for text in texts]
+    def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encoded(text, add_special_tokens) for text in texts]
+
+    def encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        """A text's tokens, after the one with which the tokenizer begins a text, if it has one."""
+        return tokenizer.encode(text, begins=self.begins_texts and add_special_tokens)
 
     def detokenize(self, token_ids: list[list[int]]) -> list[str]:
         """The texts. A client without a tokenizer asks a server for each."""

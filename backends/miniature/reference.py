@@ -179,4 +179,5 @@ class MiniatureReference:
         return reference.Text(text=tokenizer.decode(request.tokens, skip_special_tokens=skip, first_space=not llama))
 
     async def encode(self, request: reference.EncodeRequest) -> reference.Tokens:
-        return reference.Tokens(tokens=tokenizer.encode(request.text))
+        begins = request.add_special_tokens and self._request.topology.model == "llama"
+        return reference.Tokens(tokens=tokenizer.encode(request.text, begins=begins))

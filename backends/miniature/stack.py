@@ -103,6 +103,7 @@ class Miniature:
         for engine in self.engines:
             engine.key = self.client.key
         self.client.recommended = tokenizer.of(request.topology.model).sampling
+        self.client.begins_texts = request.topology.model == "llama"
         self.client.connect(self.router, self.engines)
         self.client.join()
         self.interface = parts.interface(self.client)
@@ -232,7 +233,9 @@ class Miniature:
         return messages.RenderChatResult(token_ids=self.client.render_chat(request.messages))
 
     async def tokenize(self, request: messages.TokenizeRequest) -> messages.TokenizeResult:
-        return messages.TokenizeResult(token_ids=self.client.tokenize(request.texts))
+        return messages.TokenizeResult(
+            token_ids=self.client.tokenize(request.texts, add_special_tokens=request.add_special_tokens)
+        )
 
     async def detokenize(self, request: messages.DetokenizeRequest) -> messages.DetokenizeResult:
         return messages.DetokenizeResult(texts=self.client.detokenize(request.token_ids))

@@ -47,9 +47,10 @@ def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True, first_spa
     return whole if first_space else whole.removeprefix(" ")
 
 
-def encode(text: str) -> list[int]:
-    """The tokens of a text: special tokens by name, then pairs of letters where possible, otherwise bytes."""
-    tokens: list[int] = []
+def encode(text: str, *, begins: bool = False) -> list[int]:
+    """The tokens of a text: special tokens by name, then pairs of letters where possible, otherwise bytes. `begins`: before them the
+    token with which Llama's tokenizer begins a text."""
+    tokens = [BOS] if begins else []
     for part in _SPLIT.split(text):
         if part in _OF_SPECIAL:
             tokens.append(_OF_SPECIAL[part])
@@ -74,12 +75,15 @@ VOCABULARY = vocabulary.read(
     named={"eos_token": SPECIAL[2], "pad_token": SPECIAL[0]},
     sampling=TINY_SAMPLING,
 )
-EOS = VOCABULARY.eos
+EOS, BOS = VOCABULARY.eos, 0
 
 
 def of(architecture: Architecture | None) -> Vocabulary:
     """The vocabulary of an architecture, with what its checkpoint recommends."""
-    return msgspec.structs.replace(VOCABULARY, sampling=LLAMA_SAMPLING) if architecture == "llama" else VOCABULARY
+    if architecture != "llama":
+        return VOCABULARY
+    named = {**VOCABULARY.named, "bos_token": SPECIAL[BOS]}
+    return msgspec.structs.replace(VOCABULARY, sampling=LLAMA_SAMPLING, named=named)
 
 
 def render(

@@ -21,10 +21,23 @@ def _calls(evidence: Evidence, method: str) -> list[Call] | Finding:
     return next((unexpected(call) for call in calls if call.error is not None), calls)
 
 
+def _adds(evidence: Evidence, calls: list[Call]) -> bool:
+    """False if texts were asked for with special tokens and without, and it makes no difference to any of them."""
+    asked = {special: [c for c in calls if c.request["add_special_tokens"] is special] for special in (True, False)}
+    if not all(asked.values()):
+        return True
+    encode = evidence.reference.encode
+    both = {text for call in asked[True] for text in call.request["texts"]}
+    both &= {text for call in asked[False] for text in call.request["texts"]}
+    return any(encode(text, add_special_tokens=True) != encode(text, add_special_tokens=False) for text in both)
+
+
 def _encoded(evidence: Evidence) -> Finding:
     calls = _calls(evidence, "tokenize")
     if isinstance(calls, Finding):
         return calls
+    if not _adds(evidence, calls):
+        return untestable("the model's tokenizer adds no special token to any of the texts")
     facts, wrong = 0, list[tuple[str, dict[str, Any]]]()
     for call in calls:
         texts, special = call.request["texts"], call.request["add_special_tokens"]

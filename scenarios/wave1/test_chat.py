@@ -28,7 +28,11 @@ def body(stack: Stack, messages: list[dict[str, Any]], **changes: Any) -> dict[s
     return {"model": stack.model_name, "messages": messages, **common, **changes}
 
 
-@scenario(
+@variants(
+    {
+        "test_a_conversation_is_answered": {},
+        "test_a_conversation_where_texts_begin_with_a_token": {"topologies": ["llama"]},
+    },
     task=0,
     promise="chat_completion() answers with an assistant message: the greedy continuation of the rendered template",
     needs=CHAT,
@@ -39,7 +43,7 @@ def body(stack: Stack, messages: list[dict[str, Any]], **changes: Any) -> dict[s
         ends_as_asked(causes=["length"], methods=METHODS),
     ],
 )
-async def test_a_conversation_is_answered(stack: Stack, prompts: Prompts) -> None:
+async def a_conversation_is_answered(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInterface.chat_completion; vLLM documentation, OpenAI-Compatible Server."""
     async with asyncio.TaskGroup() as callers:
         for messages in prompts.conversations(6):

@@ -13,7 +13,7 @@ from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 from scenarios.requests import UNSORTED, in_a_shape
 
 COMPLETION = {Capability.COMPLETION}
@@ -46,8 +46,14 @@ async def test_a_batch_of_tokens(stack: Stack, prompts: Prompts) -> None:
     await stack.completion(body(stack, prompts.ragged(1)))
 
 
-@scenario(task=0, promise="completion() continues texts, alone and in a batch", needs=COMPLETION, checks=BODY)
-async def test_prompts_of_text(stack: Stack, prompts: Prompts) -> None:
+@variants(
+    {"test_prompts_of_text": {}, "test_prompts_of_text_that_begin_with_a_token": {"topologies": ["llama"]}},
+    task=0,
+    promise="completion() continues texts, alone and in a batch",
+    needs=COMPLETION,
+    checks=BODY,
+)
+async def prompts_of_text(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineClient.completion: {single, batched} × {string, token ids}."""
     await stack.completion(body(stack, prompts.texts(1)[0]))
     await stack.completion(body(stack, prompts.texts(7)))

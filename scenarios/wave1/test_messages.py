@@ -10,18 +10,22 @@ from harness.checks.ordering import in_order
 from harness.checks.tokens import greedy, same_output
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "logprobs": 0, "ignore_eos": True}
 
 
-@scenario(
+@variants(
+    {
+        "test_messages_are_rendered_by_the_models_template": {},
+        "test_messages_where_texts_begin_with_a_token": {"topologies": ["llama"]},
+    },
     task=0,
     promise="messages are rendered with the model's chat template and a prompt to answer",
     needs={Capability.GENERATE_MESSAGES},
     checks=[greedy(), of_reference(), in_order()],
 )
-async def test_messages_are_rendered_by_the_models_template(stack: Stack, prompts: Prompts) -> None:
+async def messages_are_rendered(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineClient.generate: `prompts` go through apply_chat_template with
     add_generation_prompt."""
     await stack.generate_messages(prompts.conversations(10), **GREEDY)

@@ -8,7 +8,7 @@ from harness.checks.text import text_of_tokens
 from harness.checks.tokenization import DECODED, ENCODED, RENDERED, ROUND_TRIP
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 from scenarios.requests import special_often
 
 HARD = (
@@ -35,11 +35,29 @@ async def test_texts_go_there_and_back(stack: Stack, prompts: Prompts) -> None:
     await stack.detokenize(await stack.tokenize(texts))
 
 
-@scenario(task=0, promise="add_special_tokens is heeded", needs={Capability.TOKENIZE}, checks=[ENCODED])
-async def test_special_tokens_are_added_or_not(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #904: tokenize(texts, add_special_tokens)."""
+@variants(
+    {
+        "test_special_tokens_are_added_or_not": {"by_servers": False, "needs": {Capability.TOKENIZE}},
+        "test_special_tokens_that_servers_add": {
+            "by_servers": True,
+            "needs": {Capability.TOKENIZE, Capability.CLIENT_LIVES},
+        },
+    },
+    task=0,
+    promise="add_special_tokens is heeded",
+    checks=[ENCODED],
+    topologies=["llama"],
+)
+async def special_tokens_are_added(stack: Stack, prompts: Prompts, *, by_servers: bool) -> None:
+    """SkyRL #904: tokenize(texts, add_special_tokens). Llama's tokenizer begins a text with a token of its own. A client without a
+    tokenizer asks its servers."""
+    if by_servers:
+        await stack.client_life("made again", without_tokenizer=True)
+    texts = [*prompts.texts(4), *HARD]
     for add in (True, False):
-        await stack.tokenize([*prompts.texts(4), *HARD], add_special_tokens=add)
+        await stack.tokenize(texts, add_special_tokens=add)
+    if by_servers:
+        await stack.client_life("made again")
 
 
 @scenario(
@@ -75,8 +93,7 @@ async def test_a_client_without_a_tokenizer(stack: Stack, prompts: Prompts) -> N
     """SkyRL, RemoteInferenceClient.tokenizer: "Optional HF tokenizer for local tokenize/detokenize (avoids HTTP round-trips)"; the
     example of its documentation gives none. Its servers are asked for each text."""
     await stack.client_life("made again", without_tokenizer=True)
-    for add in (True, False):
-        await stack.tokenize([*prompts.texts(8), *HARD], add_special_tokens=add)
+    await stack.tokenize([*prompts.texts(8), *HARD])
     await stack.detokenize([*prompts.unique(8), stack.vocabulary.some_special(3)])
     await stack.generate(prompts.unique(8), skip_special_tokens=False, **special_often(stack))
     await stack.client_life("made again")

@@ -163,13 +163,14 @@ async def cut_short(stack: Stack, prompts: Prompts, *, batched: bool, option: st
         )
 
 
-@scenario(
+@variants(
+    {"test_several_turns": {}, "test_several_turns_where_texts_begin_with_a_token": {"topologies": ["llama"]}},
     task=7,
     promise="trajectories of several turns end when the environment says so, or at max_turns",
     needs=NEEDS,
     checks=[*CHECKS, LOGPROBS, STICKY],
 )
-async def test_several_turns(stack: Stack, prompts: Prompts) -> None:
+async def several_turns(stack: Stack, prompts: Prompts) -> None:
     """SkyRL documentation, SkyRLGymGenerator: multi-turn tokenization; BaseTextEnv.step: done. Trajectories of 1 to 4 turns;
     the environment would end some of them only after max_turns."""
     await roll_out(
@@ -370,8 +371,17 @@ async def a_chat_template_of_its_own(stack: Stack, prompts: Prompts, *, special:
     )
 
 
-@scenario(task=7, promise="turns and observations may be one assistant message", needs=NEEDS, checks=[*CHECKS, STICKY])
-async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
+@variants(
+    {
+        "test_turns_within_one_message": {},
+        "test_turns_within_one_message_where_texts_begin_with_a_token": {"topologies": ["llama"]},
+    },
+    task=7,
+    promise="turns and observations may be one assistant message",
+    needs=NEEDS,
+    checks=[*CHECKS, STICKY],
+)
+async def turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.use_conversation_multi_turn: "If False, they are appended to the original assistant response"."""
     await roll_out_turns(
         stack,

@@ -96,9 +96,9 @@ class TurnsRetokenized(Client):
 class TokenizesLowerCase(Client):
     """tokenize() reads everything as lower case."""
 
-    def tokenize(self, texts: list[str]) -> list[list[int]]:
+    def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         self.fired += any(text != text.lower() for text in texts)
-        return super().tokenize([text.lower() for text in texts])
+        return super().tokenize([text.lower() for text in texts], add_special_tokens=add_special_tokens)
 
 
 @seeded("chat_rendered", "no_answer_begun", caught_by=["chat_rendered"], corrupts=Fact.TOKENIZER)
@@ -162,3 +162,36 @@ class FirstAnswerLeftOut(Client):
             self.fired += 1
             body = {**body, "messages": [body["messages"][0], *body["messages"][2:]]}
         return await super().chat_completion(body)
+
+
+@seeded("tokenizer_wrong", "no_beginning", caught_by=["tokenize"], corrupts=Fact.TOKENIZER)
+class TokenizesWithoutABeginning(Client):
+    """tokenize() never adds the token with which a text begins."""
+
+    def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        self.fired += add_special_tokens and self.begins_texts
+        return super().tokenize(texts, add_special_tokens=False)
+
+
+@seeded("begins_otherwise", "text", caught_by=["tokens.greedy", "tokenize"], corrupts=Fact.ANSWERS)
+class TextsBeginTwice(Client):
+    """A text gets the token with which texts begin twice."""
+
+    def encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        tokens = super().encoded(text, add_special_tokens)
+        if not self.begins_texts or not add_special_tokens:
+            return tokens
+        self.fired += 1
+        return [tokenizer.BOS, *tokens]
+
+
+@seeded("begins_otherwise", "chat", caught_by=["tokens.greedy"], corrupts=Fact.ANSWERS)
+class ChatsBeginAsTexts(Client):
+    """A rendered chat gets the token with which texts begin, which the template has not."""
+
+    def rendered(self, messages: list[dict[str, Any]], body: dict[str, Any]) -> list[int]:
+        prompt = super().rendered(messages, body)
+        if not self.begins_texts:
+            return prompt
+        self.fired += 1
+        return [tokenizer.BOS, *prompt]
