@@ -31,7 +31,10 @@ def body(stack: Stack, messages: list[dict[str, Any]], **changes: Any) -> dict[s
 @variants(
     {
         "test_a_conversation_is_answered": {},
-        "test_a_conversation_where_texts_begin_with_a_token": {"topologies": ["llama"]},
+        "test_a_conversation_where_texts_begin_with_a_token": {
+            "topologies": ["llama"],
+            "checks": [greedy(methods=METHODS)],
+        },
     },
     task=0,
     promise="chat_completion() answers with an assistant message: the greedy continuation of the rendered template",

@@ -18,7 +18,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "logprobs": 0, "ig
 @variants(
     {
         "test_messages_are_rendered_by_the_models_template": {},
-        "test_messages_where_texts_begin_with_a_token": {"topologies": ["llama"]},
+        "test_messages_are_rendered_where_texts_begin_with_a_token": {"topologies": ["llama"]},
     },
     task=0,
     promise="messages are rendered with the model's chat template and a prompt to answer",
