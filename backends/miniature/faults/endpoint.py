@@ -219,6 +219,18 @@ class NoStream(Endpoint):
         )
 
 
+@seeded("errors_as_streams", caught_by=["wire.status"])
+class ErrorsAsStreams(Endpoint):
+    """The error of a request for a stream says that it is a stream."""
+
+    async def posted(self, request: HttpRequest) -> HttpResponse:
+        answer = await super().posted(request)
+        if answer.status < 400 or '"stream":true' not in request.body.replace(" ", ""):
+            return answer
+        self.fired += 1
+        return HttpResponse(status=answer.status, headers={"content-type": "text/event-stream"}, body=answer.body)
+
+
 @seeded("endpoint_logprobs_wrong", "shifted", caught_by=["wire.logprobs"])
 class LogprobsShifted(Endpoint):
     """The log-probabilities of a choice are shifted by one: they begin with the second token's."""
