@@ -52,6 +52,11 @@ async def roll_out_until_too_long(stack: Stack, prompts: Prompts, **asked: Any) 
     )
 
 
+def without_spaces(stack: Stack) -> dict[str, Any]:
+    """Parameters of answers that are made of `Vocabulary.plain` alone."""
+    return {"allowed_token_ids": [*stack.vocabulary.plain, stack.vocabulary.eos]}
+
+
 def trajectories(prompts: int, samples: int = 1) -> list[TrajectoryId]:
     """Ids of `samples` trajectories for each of `prompts` prompts."""
     return [
@@ -164,22 +169,26 @@ async def cut_short(stack: Stack, prompts: Prompts, *, batched: bool, option: st
 
 
 @variants(
-    {"test_several_turns": {}, "test_several_turns_where_texts_begin_with_a_token": {"topologies": ["llama"]}},
+    {
+        "test_several_turns": {"plain": False},
+        "test_several_turns_where_texts_begin_with_a_token": {"plain": True, "topologies": ["llama"]},
+    },
     task=7,
     promise="trajectories of several turns end when the environment says so, or at max_turns",
     needs=NEEDS,
     checks=[*CHECKS, LOGPROBS, STICKY],
 )
-async def several_turns(stack: Stack, prompts: Prompts) -> None:
+async def several_turns(stack: Stack, prompts: Prompts, *, plain: bool) -> None:
     """SkyRL documentation, SkyRLGymGenerator: multi-turn tokenization; BaseTextEnv.step: done. Trajectories of 1 to 4 turns;
-    the environment would end some of them only after max_turns."""
+    the environment would end some of them only after max_turns. `plain`: answers without spaces, whose text is the same
+    everywhere."""
     await roll_out(
         stack,
         prompts.conversations(10),
         [{"turns": 1 + row % 5} for row in range(10)],
         trajectory_ids=trajectories(10),
         max_turns=4,
-        sampling_params={**GREEDY, "logprobs": 1},
+        sampling_params={**GREEDY, "logprobs": 1, **(without_spaces(stack) if plain else {})},
     )
 
 
@@ -373,21 +382,21 @@ async def a_chat_template_of_its_own(stack: Stack, prompts: Prompts, *, special:
 
 @variants(
     {
-        "test_turns_within_one_message": {},
-        "test_turns_within_one_message_where_texts_begin_with_a_token": {"topologies": ["llama"]},
+        "test_turns_within_one_message": {"plain": False},
+        "test_turns_within_one_message_where_texts_begin_with_a_token": {"plain": True, "topologies": ["llama"]},
     },
     task=7,
     promise="turns and observations may be one assistant message",
     needs=NEEDS,
     checks=[*CHECKS, STICKY],
 )
-async def turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
+async def turns_within_one_message(stack: Stack, prompts: Prompts, *, plain: bool) -> None:
     """SkyRL, GeneratorConfig.use_conversation_multi_turn: "If False, they are appended to the original assistant response"."""
     await roll_out_turns(
         stack,
         prompts.conversations(12),
         use_conversation_multi_turn=False,
-        sampling_params=FULL,
+        sampling_params={**FULL, **(without_spaces(stack) if plain else {})},
     )
 
 
