@@ -86,9 +86,8 @@ def has_to_call(stack: Stack, choice: Literal["required", "named"], *, cut: bool
     vocabulary = stack.vocabulary
     written = dict.fromkeys(map(str, vocabulary.plain), 50.0)
     written |= {str(end): 100.0 for end in (vocabulary.characters["]"], vocabulary.eos)}
-    function = {"name": name, "description": "Judges.", "parameters": VERDICT}
     return {
-        "tools": [{"type": "function", "function": function}],
+        "tools": [{"type": "function", "function": {"name": name, "parameters": VERDICT}}],
         "tool_choice": choice if choice == "required" else {"type": "function", "function": {"name": name}},
         "logit_bias": written,
         "max_tokens": 40 if cut else 120,
