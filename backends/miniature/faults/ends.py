@@ -237,12 +237,12 @@ class StopTokenCrashes(Engine):
             self.fired += 1
 
 
-@seeded("crash", "experts_of_nothing", caught_by=["errors.refused", "tokens.greedy"])
+@seeded("crash", "experts_of_nothing", caught_by=["errors.refused"])
 class ExpertsOfNothingCrash(Engine):
     """A request for the experts from its prompt's end on ends its engine."""
 
     async def generate(self, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        if params.get("routed_experts_prompt_start", 0) >= len(prompt):
+        if params.get("routed_experts_prompt_start") == len(prompt):
             self.fired += 1
             self.die(IndexError("a place beyond the prompt"))
         return await super().generate(prompt, params, **more)
