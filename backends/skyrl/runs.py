@@ -59,8 +59,7 @@ class Run:
     async def start(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest, checkpoints: Path) -> None:
         """Make the trainer, whose checkpoints are in this folder, and begin its run."""
         self._client = client
-        cfg = _configured(cfg, request, checkpoints)
-        trainer = await asyncio.to_thread(self._made, cfg, client, tokenizer, request)
+        trainer = await asyncio.to_thread(self._made, cfg, client, tokenizer, request, checkpoints)
         run = self._run(trainer)
         ours = run if self._thread is None else self._thread.run(lambda: run, (), {})
         self._task = asyncio.create_task(ours)
@@ -134,12 +133,13 @@ class Run:
         self._tell(what="nothing", ended=f"the process exits with status {status}")
         raise _ExitedError
 
-    def _made(self, configured: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> Any:
+    def _made(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest, checkpoints: Path) -> Any:
         from skyrl.train import fully_async_trainer as shipped
 
         for module, name in (("os", "_exit"), ("sys", "exit")):
             if (found := getattr(shipped, module, None)) is not None:
                 self._replaced.enter_context(mock.patch.object(shipped, module, _Instead(found, name, self._exits)))
+        configured = _configured(cfg, request, checkpoints)
         rollouts = GymRequest(
             prompts=[],
             env_extras=[],
