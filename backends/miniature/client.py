@@ -95,9 +95,9 @@ class Client:
         """Folder of trained policy versions."""
         self.without_tokenizer = False
         self.recommended: Mapping[str, float] = tokenizer.VOCABULARY.sampling
+        """Sampling parameters that the checkpoint recommends."""
         self.begins_texts = False
         """True if the tokenizer begins a text with a token of its own, as that of Llama does."""
-        """Sampling parameters that the checkpoint recommends."""
         self.takes_adapters = False
         """True if engines take adapters, so that no sync brings the base model back."""
         self.model = MODEL

@@ -7,11 +7,13 @@ Written for skyrl 0.3.0 and 0.4.0.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
+from backends.skyrl import tinker
 from backends.skyrl.source import taken
 from harness.contract import messages
 
@@ -60,8 +62,8 @@ class Forwarding:
         self._requests = _requests()
         shipped = _client_of(proxy_url)
         settings = SimpleNamespace(forwarding_inference_max_connections=None, forwarding_inference_timeout_sec=300.0)
-        places = shipped.__init__.__code__.co_varnames[1 : shipped.__init__.__code__.co_argcount]
-        self._client = shipped(**{name: settings if name == "engine_config" else None for name in places})
+        given = dict.fromkeys(inspect.signature(shipped).parameters) | {"engine_config": settings}
+        self._client = shipped(**given)
 
     async def sample(self, request: messages.SampleRequest) -> messages.Generation:
         """Raises ForwardingError for what becomes an ErrorResponse, and pydantic's error for a request that the API refuses."""
@@ -85,19 +87,7 @@ class Forwarding:
 
 def _body_of(request: messages.SampleRequest, base_model: str) -> dict[str, Any]:
     """What a user's client of Tinker's sends."""
-    params = {name: value for name, value in request.sampling_params.items() if name != "logprobs"}
-    stops = [params.pop(name) for name in ("stop", "stop_token_ids") if name in params]
-    image = [] if request.image is None else [{"type": "image", "data": request.image, "format": "png"}]
-    return {
-        "prompt": {"chunks": [*image, {"type": "encoded_text", "tokens": request.prompt_token_ids}]},
-        "sampling_params": params | ({"stop": stops[0]} if stops else {}),
-        "num_samples": request.num_samples,
-        "base_model": base_model,
-        "prompt_logprobs": request.prompt_logprobs,
-        "topk_prompt_logprobs": request.topk_prompt_logprobs,
-        "sampling_session_id": request.session_id,
-        "seq_id": None if request.session_id is None else 0,
-    }
+    return tinker.body_of(request, {"stop": "stop", "stop_token_ids": "stop"}) | {"base_model": base_model}
 
 
 def _requests() -> dict[str, Any]:

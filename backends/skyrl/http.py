@@ -85,8 +85,8 @@ class HttpStack(SkyRLStack):
         self._beside: list[Any] = []
         """Routers beside the first."""
         self._proxy = ""
-        self._forwarding: forwarding.Forwarding | None = None
         """URL of the first router, or of its tap."""
+        self._forwarding: forwarding.Forwarding | None = None
         self._around: tuple[str, list[str]]
         """URL of router and servers through the taps."""
         self._direct_way: tuple[str, list[str]] | None = None

@@ -6,6 +6,7 @@ Written for skyrl 0.1.0 to 0.4.0.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -89,20 +90,22 @@ def _input_of(request: messages.SampleRequest) -> Any:
     """The request as the Tinker API stores it. Raises pydantic's error for a prompt that it cannot hold."""
     from skyrl.tinker import types
 
+    return types.SampleInput.model_validate(body_of(request, NAMES) | {"checkpoint_id": ""})
+
+
+def body_of(request: messages.SampleRequest, names: Mapping[str, str]) -> dict[str, Any]:
+    """A sample request in Tinker's words. `names`: vLLM's name of a sampling parameter → the body's, where they differ."""
     image = [] if request.image is None else [{"type": "image", "data": request.image, "format": "png"}]
-    params = {NAMES.get(name, name): value for name, value in request.sampling_params.items() if name != "logprobs"}
-    return types.SampleInput.model_validate(
-        {
-            "prompt": {"chunks": [*image, {"type": "encoded_text", "tokens": request.prompt_token_ids}]},
-            "sampling_params": params,
-            "num_samples": request.num_samples,
-            "checkpoint_id": "",
-            "prompt_logprobs": request.prompt_logprobs,
-            "topk_prompt_logprobs": request.topk_prompt_logprobs,
-            "sampling_session_id": request.session_id,
-            "seq_id": None if request.session_id is None else 0,
-        }
-    )
+    params = {names.get(name, name): value for name, value in request.sampling_params.items() if name != "logprobs"}
+    return {
+        "prompt": {"chunks": [*image, {"type": "encoded_text", "tokens": request.prompt_token_ids}]},
+        "sampling_params": params,
+        "num_samples": request.num_samples,
+        "prompt_logprobs": request.prompt_logprobs,
+        "topk_prompt_logprobs": request.topk_prompt_logprobs,
+        "sampling_session_id": request.session_id,
+        "seq_id": None if request.session_id is None else 0,
+    }
 
 
 def _prepares() -> Any:

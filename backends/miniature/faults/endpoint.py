@@ -12,7 +12,7 @@ from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import HttpRequest, HttpResponse
-from harness.records.wire import token_name
+from harness.records.wire import body_of, token_name
 
 
 @seeded("endpoint_hides_errors", "empty_success", caught_by=["wire.status", "errors.named"], corrupts=Fact.ERRORS)
@@ -225,7 +225,7 @@ class ErrorsAsStreams(Endpoint):
 
     async def posted(self, request: HttpRequest) -> HttpResponse:
         answer = await super().posted(request)
-        if answer.status < 400 or '"stream":true' not in request.body.replace(" ", ""):
+        if answer.status < 400 or not body_of(request.body).get("stream"):
             return answer
         self.fired += 1
         return HttpResponse(status=answer.status, headers={"content-type": "text/event-stream"}, body=answer.body)
